@@ -1,0 +1,26 @@
+# One static library per room. `ganglion_room(name SOURCES a.cc TESTS a_test.cc DEPS base [THROWS])`:
+# sources and tests lie in src/<name>; THROWS keeps exceptions and RTTI for libraries that need them.
+function(ganglion_room name)
+  cmake_parse_arguments(ROOM "THROWS" "" "SOURCES;TESTS;DEPS;LIBS" ${ARGN})
+  add_library(ganglion_${name} STATIC ${ROOM_SOURCES})
+  target_include_directories(ganglion_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  if(NOT ROOM_THROWS)
+    target_compile_options(ganglion_${name} PRIVATE -fno-exceptions -fno-rtti)
+  endif()
+  foreach(dep ${ROOM_DEPS})
+    target_link_libraries(ganglion_${name} PUBLIC ganglion_${dep})
+  endforeach()
+  target_link_libraries(ganglion_${name} PUBLIC ${ROOM_LIBS} Threads::Threads)
+  if(GANGLION_TESTS)
+    foreach(test ${ROOM_TESTS})
+      get_filename_component(stem ${test} NAME_WE)
+      add_executable(${stem} ${test})
+      target_link_libraries(${stem} PRIVATE ganglion_${name} GTest::gtest GTest::gtest_main)
+      target_include_directories(${stem} PRIVATE ${PROJECT_SOURCE_DIR})
+      target_compile_definitions(${stem} PRIVATE
+        GANGLION_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures"
+        GANGLION_SHARED_FIXTURES="${PROJECT_SOURCE_DIR}/../shared/fixtures")
+      gtest_discover_tests(${stem} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 900)
+    endforeach()
+  endif()
+endfunction()

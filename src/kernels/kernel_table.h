@@ -1,0 +1,111 @@
+// The contract of every kernel: one table of function pointers per instruction set, tested against reference/.
+//
+// Arithmetic contract. Every table computes an output element by the same sequence, so that results do not
+// depend on the number of rows, tokens, threads or on where a row came from - nor on the table:
+//   integer types  exact int32 sum per block (per super-block of 256 for K types, sub-scales included), then
+//                  acc[b % 8] = fma(weight_scale * activation_scale, float(sum), acc[b % 8]) in block order;
+//                  a minimum adds a second fma. The eight lanes are added as a tree: i with i+4, i+2, i+1.
+//   float types    acc[i % 16] = fma(w_i, x_i, acc[i % 16]); the tree adds i with i+8, i+4, i+2, i+1.
+// Pointers in and out, no allocation, no state: all functions may run on any thread at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/tensor_type.h"
+
+namespace ganglion::kernels {
+
+using base::TensorType;
+
+/// How activations are stored for a product with a weight type. The form depends on the type alone.
+enum class ActivationForm : uint8_t {
+  kF32,       ///< n floats.
+  kQ8Block32,   ///< n int8, then n/32 float scales, then n/32 int16 sums of the int8 values of a block.
+  kQ8Block256,  ///< n int8, then n/256 float scales, then n/16 int16 sums of groups of 16.
+};
+// scale = max|x| / 127 over the block, q = round-to-nearest-even(x / scale) computed as x * (127 / max|x|);
+// a block of zeros has scale 0. Each part starts on a multiple of 64 bytes.
+
+ActivationForm activation_form(TensorType weight_type);
+
+/// Bytes of one row of `n` activations, a multiple of 64. n is a multiple of 32 (256) for the integer forms.
+size_t activation_row_bytes(ActivationForm form, size_t n);
+/// Offsets of scales and sums in such a row.
+size_t activation_scales_offset(size_t n);
+size_t activation_sums_offset(ActivationForm form, size_t n);
+
+/// out[t * out_stride + r] = sum_i weights[r][i] * x[t][i]
+/// Shapes: weights [rows, n] in blocks, rows `weight_stride` bytes apart, aligned to 2 bytes only;
+///         x: `tokens` rows of activation_form(type), `x_stride` bytes apart, 64-byte aligned; out [tokens, out_stride] f32.
+struct MatmulArgs {
+  const uint8_t* weights;
+  size_t weight_stride;
+  size_t rows;
+  size_t n;
+  const uint8_t* x;
+  size_t x_stride;
+  size_t tokens;
+  float* out;
+  size_t out_stride;
+};
+using MatmulFn = void (*)(const MatmulArgs&);
+
+/// out[0, n) = the values of one row. Exactly those of the type's definition.
+using DequantizeFn = void (*)(const uint8_t* row, size_t n, float* out);
+
+/// Element types a KV cache can have.
+enum class KvType : uint8_t { kF32, kF16, kQ8_0 };
+inline constexpr size_t kKvTypes = 3;
+
+/// scores[j] = sum_i q[i] * k[j][i] in the 16-lane order; rows `stride` bytes apart; n % 32 == 0 for Q8_0.
+using KvDotFn = void (*)(const float* q, const uint8_t* k, size_t stride, size_t count, size_t n, float* scores);
+/// out[i] = fma(w[j], v[j][i], out[i]) for j ascending.
+using KvAxpyFn = void (*)(const float* w, const uint8_t* v, size_t stride, size_t count, size_t n, float* out);
+/// Stores one row of n floats as a KV row.
+using KvStoreFn = void (*)(const float* x, size_t n, uint8_t* row);
+
+/// Gated activations of an FFN.
+enum class Activation : uint8_t { kSilu, kGeluTanh, kRelu, kDRelu, kSwigluOai };
+inline constexpr size_t kActivations = 5;
+
+inline constexpr size_t kTypeSlots = 41;
+
+struct KernelTable {
+  const char* name;
+  MatmulFn matmul[kTypeSlots];          ///< By type number; null where a type is not computable.
+  DequantizeFn dequantize[kTypeSlots];  ///< By type number; null likewise.
+  /// Writes `x` [n] in the given form (kF32 copies).
+  void (*store_activation)(ActivationForm form, const float* x, size_t n, uint8_t* row);
+  KvDotFn kv_dot[kKvTypes];
+  KvAxpyFn kv_axpy[kKvTypes];
+  KvStoreFn kv_store[kKvTypes];
+
+  /// out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps); mean over n in the 16-lane order, sum in double lanes.
+  /// weight may be null (all ones). out may be x.
+  void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
+  /// In place: x[i] = exp(x[i] - max_value), returns the sum in the 16-lane order. |error| <= 2 ulp of exp.
+  float (*exp_sum)(float* x, size_t n, float max_value);
+  /// gate[i] = act(gate[i]) * up[i] (kDRelu: relu on both). kSwigluOai: gate clamped to at most 7, up to [-7, 7],
+  /// gate * sigmoid(1.702 gate) * (up + 1). GELU is the tanh form in float32. |error| <= 4 ulp of the exact value's scale.
+  void (*gated_activation[kActivations])(float* gate, const float* up, size_t n);
+  /// out[i] += scale * x[i], as fma.
+  void (*add_scaled)(const float* x, float scale, size_t n, float* out);
+};
+
+/// Scalar, slow, and right: what the others are compared with.
+const KernelTable& reference_table();
+
+/// Tables that this build and this processor have, best first; the last is reference_table().
+std::span<const KernelTable* const> available_tables();
+
+/// The table named (`GANGLION_ISA`), or the best one if `name` is empty; null if there is none of that name.
+const KernelTable* select_table(std::string_view name);
+
+/// Compares `table` with the reference on pseudo-random blocks of every type (a few milliseconds).
+/// Returns the name of the first kernel that differs, or an empty view.
+std::string_view self_test(const KernelTable& table);
+
+}  // namespace ganglion::kernels
