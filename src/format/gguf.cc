@@ -69,7 +69,7 @@ Status read_array(HeaderReader& in, const std::string& key, Value* value) {
   value->element_bytes = kKinds[element].bytes;
   const uint64_t least = value->element_kind == ValueKind::kString ? 8 : value->element_bytes;
   if (value->count > in.remaining() / least) {
-    return in.error(base::format("%s claims %llu elements, more than the rest of the file can hold", what.c_str(),
+    return in.error(base::format("%s claims %llu elements, beyond the end of the file", what.c_str(),
                                  static_cast<unsigned long long>(value->count)));
   }
   if (value->element_kind != ValueKind::kString) {
