@@ -1,6 +1,6 @@
 #include "base/status.h"
 
-namespace ganglion::base {
+namespace ganglion {
 
 std::string_view code_name(Code code) {
   switch (code) {
@@ -24,4 +24,21 @@ Status Status::with_context(std::string_view context) const {
   return Status(code_, std::string(context) + ": " + message_);
 }
 
-}  // namespace ganglion::base
+int exit_code(Code code) {
+  switch (code) {
+    case Code::kOk: return 0;
+    case Code::kInvalidArgument:
+    case Code::kContextOverflow: return 2;
+    case Code::kModelFile:
+    case Code::kUnsupported: return 3;
+    case Code::kResources: return 4;
+    case Code::kCancelled: return 130;
+    case Code::kNotFound:
+    case Code::kIo:
+    case Code::kPoisoned:
+    case Code::kInternal: return 1;
+  }
+  return 1;
+}
+
+}  // namespace ganglion
