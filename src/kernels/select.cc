@@ -1,0 +1,65 @@
+// Which tables there are, and the layout of activation rows that all of them share.
+#include "base/units.h"
+#include "kernels/kernel_table.h"
+
+namespace ganglion::kernels {
+namespace {
+
+struct Available {
+  const KernelTable* tables[1] = {};
+  size_t count = 0;
+};
+
+Available find_tables() {
+  Available available;
+  available.tables[available.count++] = &reference_table();
+  return available;
+}
+
+}  // namespace
+
+ActivationForm activation_form(TensorType weight_type) {
+  switch (weight_type) {
+    case TensorType::kQ4_0:
+    case TensorType::kQ4_1:
+    case TensorType::kQ5_0:
+    case TensorType::kQ5_1:
+    case TensorType::kQ8_0:
+    case TensorType::kIQ4_NL:
+    case TensorType::kMXFP4: return ActivationForm::kQ8Block32;
+    case TensorType::kQ2_K:
+    case TensorType::kQ3_K:
+    case TensorType::kQ4_K:
+    case TensorType::kQ5_K:
+    case TensorType::kQ6_K:
+    case TensorType::kIQ4_XS: return ActivationForm::kQ8Block256;
+    default: return ActivationForm::kF32;
+  }
+}
+
+size_t activation_scales_offset(size_t n) { return base::round_up(n, 64); }
+
+size_t activation_sums_offset(ActivationForm form, size_t n) {
+  const size_t scales = form == ActivationForm::kQ8Block32 ? n / 32 : n / 256;
+  return activation_scales_offset(n) + base::round_up(scales * sizeof(float), 64);
+}
+
+size_t activation_row_bytes(ActivationForm form, size_t n) {
+  if (form == ActivationForm::kF32) return base::round_up(n * sizeof(float), 64);
+  const size_t sums = form == ActivationForm::kQ8Block32 ? n / 32 : n / 16;
+  return activation_sums_offset(form, n) + base::round_up(sums * sizeof(int16_t), 64);
+}
+
+std::span<const KernelTable* const> available_tables() {
+  static const Available available = find_tables();
+  return {available.tables, available.count};
+}
+
+const KernelTable* select_table(std::string_view name) {
+  for (const KernelTable* table : available_tables()) {
+    if (name.empty() || name == table->name) return table;
+  }
+  return nullptr;
+}
+
+}  // namespace ganglion::kernels
