@@ -1,0 +1,168 @@
+// Reads through io_uring (liburing). Not compiled on Android, whose seccomp filter kills the process at the first
+// call; not used where a container forbids it.
+#include "async_io/read_step.h"
+
+#if GANGLION_HAVE_LIBURING && !defined(__ANDROID__)
+
+#include <liburing.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "async_io/op_list.h"
+#include "base/check.h"
+
+namespace ganglion::async_io {
+
+namespace {
+
+/// Single-threaded: everything happens in submit() and poll() on the caller's thread.
+class IoUringQueue final : public ReadQueue {
+ public:
+  explicit IoUringQueue(const QueueOptions& options) : depth_(options.depth), direct_(options.allow_direct) {}
+
+  ~IoUringQueue() override {
+    // The kernel may still write into the callers' memory: wait for what is in the ring.
+    io_uring_cqe* cqe = nullptr;
+    while (in_ring_ > 0 && io_uring_wait_cqe(&ring_, &cqe) == 0) {
+      io_uring_cqe_seen(&ring_, cqe);
+      --in_ring_;
+    }
+    if (ready_) io_uring_queue_exit(&ring_);
+  }
+
+  bool init(std::string* note) {
+    const int rc = io_uring_queue_init(depth_, &ring_, 0);
+    ready_ = rc == 0;
+    if (!ready_ && note != nullptr) *note = std::string("io_uring is not available: ") + std::strerror(-rc);
+    return ready_;
+  }
+
+  void submit(std::span<ReadOp* const> ops) override {
+    for (ReadOp* op : ops) {
+      op->progress = 0;
+      op->attempts = 0;
+      op->read_bytes = 0;
+      op->from_page_cache = false;
+      const bool probe = cache_misses_ < kCacheMissLimit || stats_.operations % kCacheProbeEvery == 0;
+      ++stats_.operations;
+      if (probe && read_from_page_cache(op)) {
+        cache_misses_ = 0;
+        stats_.cached_bytes += op->needed;
+        op->status = base::ok_status();
+        done_.push(op);
+      } else {
+        if (probe) ++cache_misses_;
+        queued_.push(op);
+      }
+    }
+    in_flight_ += ops.size();
+    start();
+  }
+
+  size_t poll(bool wait) override {
+    if (in_flight_ == 0) return 0;
+    reap();
+    while (wait && done_.empty() && in_ring_ > 0) {
+      io_uring_cqe* cqe = nullptr;
+      const int rc = io_uring_wait_cqe(&ring_, &cqe);
+      GANGLION_CHECK(rc == 0 || rc == -EINTR || rc == -EAGAIN);
+      reap();
+    }
+    OpList ready;
+    std::swap(ready, done_);
+    size_t count = 0;
+    while (ReadOp* op = ready.pop()) {
+      --in_flight_;
+      ++count;
+      op->done(op);
+    }
+    return count;
+  }
+
+  size_t in_flight() const override { return in_flight_; }
+  IoStats stats() const override {
+    IoStats stats = stats_;
+    stats.direct = direct_;
+    return stats;
+  }
+  std::string_view name() const override { return "io_uring"; }
+
+ private:
+  bool is_direct(const ReadOp& op) const { return direct_ && op.file->direct_fd() >= 0; }
+
+  // Moves queued operations into the ring as far as it has room.
+  void start() {
+    while (in_ring_ < depth_ && !queued_.empty()) {
+      io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+      if (sqe == nullptr) break;
+      ReadOp* op = queued_.pop();
+      const ReadStep step = next_read(*op, is_direct(*op));
+      io_uring_prep_read(sqe, step.fd, step.memory, static_cast<unsigned>(step.length), step.offset);
+      io_uring_sqe_set_data(sqe, op);
+      ++in_ring_;
+    }
+    io_uring_submit(&ring_);
+  }
+
+  void reap() {
+    io_uring_cqe* cqe = nullptr;
+    bool again = false;
+    while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
+      auto* op = static_cast<ReadOp*>(io_uring_cqe_get_data(cqe));
+      const int64_t result = cqe->res;
+      io_uring_cqe_seen(&ring_, cqe);
+      --in_ring_;
+      bool direct = is_direct(*op);
+      const bool was_direct = direct;
+      const NextStep next = advance(op, result, &direct);
+      if (was_direct && !direct) direct_ = false;
+      if (next == NextStep::kAgain) {
+        queued_.push(op);
+        again = true;
+      } else {
+        stats_.device_bytes += op->read_bytes;
+        stats_.retries += static_cast<uint64_t>(op->attempts);
+        done_.push(op);
+      }
+    }
+    if (again || !queued_.empty()) start();
+  }
+
+  static constexpr int kCacheMissLimit = 8;
+  static constexpr uint64_t kCacheProbeEvery = 256;
+
+  unsigned depth_;
+  bool direct_;
+  bool ready_ = false;
+  io_uring ring_ = {};
+  PriorityOpList queued_;
+  OpList done_;
+  size_t in_ring_ = 0;
+  size_t in_flight_ = 0;
+  int cache_misses_ = 0;
+  IoStats stats_;
+};
+
+}  // namespace
+
+std::unique_ptr<ReadQueue> make_io_uring(const QueueOptions& options, std::string* note) {
+  auto queue = std::make_unique<IoUringQueue>(options);
+  if (!queue->init(note)) return nullptr;
+  return queue;
+}
+
+}  // namespace ganglion::async_io
+
+#else
+
+namespace ganglion::async_io {
+
+std::unique_ptr<ReadQueue> make_io_uring(const QueueOptions&, std::string* note) {
+  if (note != nullptr) *note = "io_uring is not available: built without liburing";
+  return nullptr;
+}
+
+}  // namespace ganglion::async_io
+
+#endif

@@ -1,0 +1,141 @@
+// Reads by a pool of threads that block in pread. Works everywhere; equal in rank to io_uring.
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "async_io/op_list.h"
+#include "async_io/read_step.h"
+
+namespace ganglion::async_io {
+
+namespace {
+
+/// `mutex_` guards the lists and totals; no lock is held across a read or a completion.
+class PreadPool final : public ReadQueue {
+ public:
+  explicit PreadPool(const QueueOptions& options) : direct_(options.allow_direct) {
+    for (int i = 0; i < options.pool_threads; ++i) threads_.emplace_back([this] { thread_main(); });
+  }
+
+  ~PreadPool() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void submit(std::span<ReadOp* const> ops) override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (ReadOp* op : ops) {
+        op->progress = 0;
+        op->attempts = 0;
+        op->read_bytes = 0;
+        op->from_page_cache = false;
+        queued_.push(op);
+      }
+    }
+    in_flight_ += ops.size();
+    ops.size() > 1 ? work_.notify_all() : work_.notify_one();
+  }
+
+  size_t poll(bool wait) override {
+    if (in_flight_ == 0) return 0;
+    OpList ready;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (wait) finished_.wait(lock, [this] { return !done_.empty(); });
+      std::swap(ready, done_);
+    }
+    size_t count = 0;
+    while (ReadOp* op = ready.pop()) {
+      --in_flight_;
+      ++count;
+      op->done(op);
+    }
+    return count;
+  }
+
+  size_t in_flight() const override { return in_flight_; }
+
+  IoStats stats() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    IoStats stats = stats_;
+    stats.direct = direct_;
+    return stats;
+  }
+
+  std::string_view name() const override { return "pread pool"; }
+
+ private:
+  void thread_main() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      work_.wait(lock, [this] { return stop_ || !queued_.empty(); });
+      if (stop_) return;
+      ReadOp* op = queued_.pop();
+      const bool probe = cache_misses_ < kCacheMissLimit || stats_.operations % kCacheProbeEvery == 0;
+      bool direct = direct_ && op->file->direct_fd() >= 0;
+      const bool was_direct = direct;
+      lock.unlock();
+      const bool cached = probe && read_from_page_cache(op);
+      if (!cached) read_all(op, &direct);
+      lock.lock();
+      if (cached) op->status = base::ok_status();
+      if (was_direct && !direct && op->status.ok()) direct_ = false;
+      if (probe) cache_misses_ = cached ? 0 : cache_misses_ + 1;
+      ++stats_.operations;
+      stats_.retries += static_cast<uint64_t>(op->attempts);
+      stats_.device_bytes += op->read_bytes;
+      stats_.cached_bytes += cached ? op->needed : 0;
+      done_.push(op);
+      finished_.notify_one();
+    }
+  }
+
+  static void read_all(ReadOp* op, bool* direct) {
+    NextStep next = NextStep::kAgain;
+    while (next == NextStep::kAgain) {
+      const ReadStep step = next_read(*op, *direct);
+      const ssize_t got = ::pread(step.fd, step.memory, step.length, static_cast<off_t>(step.offset));
+      next = advance(op, got < 0 ? -errno : got, direct);
+    }
+  }
+
+  // After this many misses the page cache is asked only now and then.
+  static constexpr int kCacheMissLimit = 8;
+  static constexpr uint64_t kCacheProbeEvery = 256;
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable finished_;
+  PriorityOpList queued_;
+  OpList done_;
+  IoStats stats_;
+  bool direct_;
+  int cache_misses_ = 0;
+  bool stop_ = false;
+  size_t in_flight_ = 0;  // of the submitting thread
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<ReadQueue> make_pread_pool(const QueueOptions& options) {
+  return std::make_unique<PreadPool>(options);
+}
+
+std::unique_ptr<ReadQueue> make_read_queue(const QueueOptions& options, std::string* note) {
+  if (options.allow_io_uring) {
+    if (auto queue = make_io_uring(options, note)) return queue;
+  }
+  return make_pread_pool(options);
+}
+
+}  // namespace ganglion::async_io
