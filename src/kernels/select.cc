@@ -1,17 +1,26 @@
 // Which tables there are, and the layout of activation rows that all of them share.
 #include "base/units.h"
 #include "kernels/kernel_table.h"
+#ifdef GANGLION_KERNELS_X86
+#include "kernels/x86_avx2/avx2.h"
+#endif
 
 namespace ganglion::kernels {
 namespace {
 
 struct Available {
-  const KernelTable* tables[1] = {};
+  const KernelTable* tables[2] = {};
   size_t count = 0;
 };
 
 Available find_tables() {
   Available available;
+#ifdef GANGLION_KERNELS_X86
+  // These ask the operating system too: without its support for wide registers, AVX2 counts as absent.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    available.tables[available.count++] = &avx2_table();
+  }
+#endif
   available.tables[available.count++] = &reference_table();
   return available;
 }

@@ -1,0 +1,107 @@
+// Helpers of the AVX2 kernels. Everything is static: compiled with ISA flags, nothing here may be shared with
+// objects that are not, so each object exports its accessor alone. No STL.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/kernel_table.h"
+
+#define GANGLION_INLINE [[maybe_unused]] [[gnu::always_inline]] static inline
+
+namespace ganglion::kernels {
+
+GANGLION_INLINE __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+GANGLION_INLINE __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+
+GANGLION_INLINE uint16_t load_u16(const uint8_t* p) {
+  uint16_t value;
+  memcpy(&value, p, sizeof value);
+  return value;
+}
+
+GANGLION_INLINE int load_i32(const uint8_t* p) {
+  int value;
+  memcpy(&value, p, sizeof value);
+  return value;
+}
+
+GANGLION_INLINE float half_scalar(const uint8_t* p) { return _cvtsh_ss(load_u16(p)); }
+
+/// Lane i all ones where i < count.
+GANGLION_INLINE __m256i lanes_below(size_t count) {
+  const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), index);
+}
+
+/// Low nibbles of 16 bytes in the lower half, high ones in the upper: the element order of 32-element blocks.
+GANGLION_INLINE __m256i nibbles_16(const uint8_t* p) {
+  const __m128i bytes = load_128(p);
+  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes), _mm_srli_epi16(bytes, 4), 1);
+  return _mm256_and_si256(both, _mm256_set1_epi8(15));
+}
+
+/// Lane k of the result is the sum of the eight int32 of p[k]. Integer sums are exact, so the order is free.
+GANGLION_INLINE __m256i sum_each_8(const __m256i* p) {
+  __m256i pair[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m256i a = p[2 * i], b = p[2 * i + 1];
+    const __m256i crossed = _mm256_castps_si256(
+        _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _MM_SHUFFLE(1, 0, 3, 2)));
+    pair[i] = _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xcc), crossed);  // Per half: a a b b.
+  }
+  __m256i quad[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m256 a = _mm256_castsi256_ps(pair[2 * i]), b = _mm256_castsi256_ps(pair[2 * i + 1]);
+    quad[i] = _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0))),
+                               _mm256_castps_si256(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))));
+  }
+  return _mm256_add_epi32(_mm256_blend_epi32(quad[0], quad[1], 0xf0),
+                          _mm256_permute2x128_si256(quad[0], quad[1], 0x21));
+}
+
+/// The contract's tree over 8 lanes: i with i + 4, i + 2, i + 1.
+GANGLION_INLINE float tree_8(__m256 v) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/// The tree over 16 lanes, given as two vectors of 8.
+GANGLION_INLINE float tree_16(__m256 low, __m256 high) { return tree_8(_mm256_add_ps(low, high)); }
+
+/// One activation row of an integer form.
+struct ActivationRow {
+  const int8_t* q;
+  const float* scales;
+  const int16_t* sums;
+};
+
+/// Rows that are gone through before the next tile of tokens, so that weights come from memory once and both
+/// a tile's activations and these rows stay in the second-level cache.
+static constexpr size_t kRowsAtOnce = 32;
+
+/// Calls Kernel::row<T>(weights of a row, first activation row, out of that row and token) for all rows, in
+/// tiles of up to four tokens that share the unpacked weights.
+template <class Kernel>
+GANGLION_INLINE void for_each_tile(const MatmulArgs& args) {
+  for (size_t r0 = 0; r0 < args.rows; r0 += kRowsAtOnce) {
+    const size_t r1 = args.rows - r0 < kRowsAtOnce ? args.rows : r0 + kRowsAtOnce;
+    for (size_t t = 0; t < args.tokens; t += 4) {
+      const uint8_t* x = args.x + t * args.x_stride;
+      for (size_t r = r0; r < r1; ++r) {
+        const uint8_t* weights = args.weights + r * args.weight_stride;
+        float* out = args.out + t * args.out_stride + r;
+        switch (args.tokens - t) {
+          case 1: Kernel::template row<1>(args, weights, x, out); break;
+          case 2: Kernel::template row<2>(args, weights, x, out); break;
+          case 3: Kernel::template row<3>(args, weights, x, out); break;
+          default: Kernel::template row<4>(args, weights, x, out);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace ganglion::kernels

@@ -1,0 +1,116 @@
+// AVX2 products of F32, F16 and BF16 weights with float activations: 16 lanes as two vectors.
+// Same bits as reference/matmul.cc.
+#include "kernels/x86_avx2/avx2.h"
+#include "kernels/x86_avx2/common.h"
+
+namespace ganglion::kernels {
+namespace {
+
+struct F32 {
+  GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) {
+    return _mm256_castsi256_ps(load_256(row + 4 * i));
+  }
+  GANGLION_INLINE float load(const uint8_t* row, size_t i) {
+    float value;
+    memcpy(&value, row + 4 * i, sizeof value);
+    return value;
+  }
+};
+
+struct F16 {
+  GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) { return _mm256_cvtph_ps(load_128(row + 2 * i)); }
+  GANGLION_INLINE float load(const uint8_t* row, size_t i) { return half_scalar(row + 2 * i); }
+};
+
+struct BF16 {
+  GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(row + 2 * i)), 16));
+  }
+  GANGLION_INLINE float load(const uint8_t* row, size_t i) {
+    const uint32_t bits = static_cast<uint32_t>(load_u16(row + 2 * i)) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+};
+
+/// The last n % 16 elements, each in its lane, then the tree.
+template <class Type>
+GANGLION_INLINE float finish(const uint8_t* row, const float* x, size_t begin, size_t n, __m256 low, __m256 high) {
+  if (begin == n) return tree_16(low, high);
+  alignas(32) float lanes[16];
+  _mm256_store_ps(lanes, low);
+  _mm256_store_ps(lanes + 8, high);
+  for (size_t i = begin; i < n; ++i) {
+    lanes[i - begin] = __builtin_fmaf(Type::load(row, i), x[i], lanes[i - begin]);
+  }
+  return tree_16(_mm256_load_ps(lanes), _mm256_load_ps(lanes + 8));
+}
+
+/// R rows times T tokens: R * T independent chains of two vectors each.
+template <class Type, size_t R, size_t T>
+GANGLION_INLINE void tile(const MatmulArgs& args, size_t r0, size_t t0) {
+  const uint8_t* rows[R];
+  const float* x[T];
+  __m256 acc[2][R][T];
+  for (size_t r = 0; r < R; ++r) rows[r] = args.weights + (r0 + r) * args.weight_stride;
+  for (size_t t = 0; t < T; ++t) {
+    x[t] = reinterpret_cast<const float*>(args.x + (t0 + t) * args.x_stride);
+    for (size_t r = 0; r < R; ++r) acc[0][r][t] = acc[1][r][t] = _mm256_setzero_ps();
+  }
+  size_t i = 0;
+  for (; i + 16 <= args.n; i += 16) {
+    for (size_t half = 0; half < 2; ++half) {
+      __m256 w[R];
+      for (size_t r = 0; r < R; ++r) w[r] = Type::load_8(rows[r], i + 8 * half);
+      for (size_t t = 0; t < T; ++t) {
+        const __m256 v = _mm256_loadu_ps(x[t] + i + 8 * half);
+        for (size_t r = 0; r < R; ++r) acc[half][r][t] = _mm256_fmadd_ps(w[r], v, acc[half][r][t]);
+      }
+    }
+  }
+  for (size_t t = 0; t < T; ++t) {
+    for (size_t r = 0; r < R; ++r) {
+      args.out[(t0 + t) * args.out_stride + r0 + r] =
+          finish<Type>(rows[r], x[t], i, args.n, acc[0][r][t], acc[1][r][t]);
+    }
+  }
+}
+
+template <class Type, size_t T>
+void tiles_of_rows(const MatmulArgs& args, size_t r0, size_t r1, size_t t0) {
+  size_t r = r0;
+  for (; r + 2 <= r1; r += 2) tile<Type, 2, T>(args, r, t0);
+  if (r < r1) tile<Type, 1, T>(args, r, t0);
+}
+
+template <class Type>
+void matmul(const MatmulArgs& args) {
+  for (size_t r0 = 0; r0 < args.rows; r0 += kRowsAtOnce) {
+    const size_t r1 = args.rows - r0 < kRowsAtOnce ? args.rows : r0 + kRowsAtOnce;
+    size_t t = 0;
+    for (; t + 3 <= args.tokens; t += 3) tiles_of_rows<Type, 3>(args, r0, r1, t);
+    if (args.tokens - t == 2) tiles_of_rows<Type, 2>(args, r0, r1, t);
+    if (args.tokens - t == 1) tiles_of_rows<Type, 1>(args, r0, r1, t);
+  }
+}
+
+struct Table {
+  MatmulFn of[kTypeSlots];
+};
+
+constexpr Table make_table() {
+  Table table{};
+  table.of[static_cast<size_t>(TensorType::kF32)] = matmul<F32>;
+  table.of[static_cast<size_t>(TensorType::kF16)] = matmul<F16>;
+  table.of[static_cast<size_t>(TensorType::kBF16)] = matmul<BF16>;
+  return table;
+}
+
+constexpr Table kTable = make_table();
+
+}  // namespace
+
+const MatmulFn* avx2_matmul_float() { return kTable.of; }
+
+}  // namespace ganglion::kernels
