@@ -1,0 +1,131 @@
+#include "neuron_cache/block_cache.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ganglion::neuron_cache {
+
+namespace {
+// A use counts half after about 256 tokens: topics change slower than that, and a static list would not follow.
+constexpr float kGrowthPerTick = 1.0027F;
+constexpr float kRenormalise = 1e20F;
+}  // namespace
+
+BlockCache::BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint32_t group_count, size_t slot_bytes)
+    : first_block_(first_block), group_of_(std::move(group_of)), slot_bytes_(slot_bytes) {
+  GANGLION_CHECK(slot_bytes % 4096 == 0);
+  slot_of_.resize(group_of_.empty() ? group_count : group_of_.size(), kNone);
+  group_blocks_.resize(group_count);
+  for (uint32_t i = 0; i < slot_of_.size(); ++i) group_blocks_[group_of_.empty() ? i : group_of_[i]].push_back(i);
+  group_resident_.resize(group_count, 0);
+  heat_.resize(group_count, 0);
+}
+
+bool BlockCache::try_set_memory(std::span<uint8_t> memory) {
+  const size_t count = memory.size() / slot_bytes_;
+  for (size_t i = count; i < slots_.size(); ++i) {
+    if (slots_[i].block != kNone && (slots_[i].loading || slots_[i].pins > 0)) return false;
+  }
+  for (size_t i = count; i < slots_.size(); ++i) {
+    if (slots_[i].block != kNone) free_slot(static_cast<uint32_t>(i));
+  }
+  std::erase_if(free_, [&](uint32_t slot) { return slot >= count; });
+  const size_t old = std::min(slots_.size(), count);
+  slots_.resize(count);
+  free_.reserve(count);
+  for (size_t i = count; i > old; --i) free_.push_back(static_cast<uint32_t>(i - 1));
+  GANGLION_CHECK(memory_.empty() || memory.empty() || memory.data() == memory_.data());
+  memory_ = memory;
+  return true;
+}
+
+uint8_t* BlockCache::begin_load(BlockId block, bool force) {
+  GANGLION_CHECK(state(block) == BlockState::kAbsent);
+  const uint32_t group = group_of(block);
+  if (free_.empty() &&
+      !evict_coldest(group, force ? std::numeric_limits<float>::infinity() : heat_[group])) {
+    return nullptr;
+  }
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  slots_[slot] = {block, 0, true, false, nullptr};
+  slot_of_[block - first_block_] = slot;
+  return memory_.data() + slot * slot_bytes_;
+}
+
+void BlockCache::complete(BlockId block, bool ok, const uint8_t* data) {
+  const uint32_t slot = slot_of_[block - first_block_];
+  GANGLION_CHECK(slot != kNone && slots_[slot].loading);
+  slots_[slot].loading = false;
+  ++group_resident_[group_of(block)];
+  if (!ok || slots_[slot].dropped) {
+    free_slot(slot);
+    return;
+  }
+  slots_[slot].data = data;
+}
+
+const uint8_t* BlockCache::pin(BlockId block) {
+  const uint32_t slot = slot_of_[block - first_block_];
+  GANGLION_CHECK(slot != kNone && !slots_[slot].loading);
+  ++slots_[slot].pins;
+  slots_[slot].dropped = false;
+  return slots_[slot].data;
+}
+
+void BlockCache::unpin(BlockId block) {
+  const uint32_t slot = slot_of_[block - first_block_];
+  GANGLION_CHECK(slot != kNone && slots_[slot].pins > 0);
+  if (--slots_[slot].pins == 0 && slots_[slot].dropped) free_slot(slot);
+}
+
+void BlockCache::drop(BlockId block) {
+  const uint32_t slot = slot_of_[block - first_block_];
+  if (slot == kNone) return;
+  if (slots_[slot].loading || slots_[slot].pins > 0) {
+    slots_[slot].dropped = true;
+  } else {
+    free_slot(slot);
+  }
+}
+
+void BlockCache::tick() {
+  increment_ *= kGrowthPerTick;
+  if (increment_ < kRenormalise) return;
+  for (float& heat : heat_) heat /= increment_;
+  increment_ = 1;
+}
+
+bool BlockCache::evict_coldest(uint32_t but_group, float below) {
+  uint32_t coldest = kNone;
+  float least = below;
+  for (uint32_t group = 0; group < heat_.size(); ++group) {
+    if (group_resident_[group] == 0 || group == but_group || !(heat_[group] < least)) continue;
+    bool evictable = false;
+    for (const uint32_t block : group_blocks_[group]) {
+      const uint32_t slot = slot_of_[block];
+      if (slot != kNone && !slots_[slot].loading && slots_[slot].pins == 0) evictable = true;
+    }
+    if (!evictable) continue;
+    coldest = group;
+    least = heat_[group];
+  }
+  if (coldest == kNone) return false;
+  for (const uint32_t block : group_blocks_[coldest]) {
+    const uint32_t slot = slot_of_[block];
+    if (slot == kNone || slots_[slot].loading || slots_[slot].pins > 0) continue;
+    free_slot(slot);
+    ++evictions_;
+  }
+  return true;
+}
+
+void BlockCache::free_slot(uint32_t slot) {
+  const BlockId block = slots_[slot].block;
+  --group_resident_[group_of(block)];
+  slot_of_[block - first_block_] = kNone;
+  slots_[slot] = {};
+  free_.push_back(slot);
+}
+
+}  // namespace ganglion::neuron_cache

@@ -1,0 +1,136 @@
+#include "neuron_cache/block_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "neuron_cache/arena.h"
+
+namespace ganglion::neuron_cache {
+namespace {
+
+constexpr size_t kSlot = 4096;
+
+TEST(Arena, RegionsShareOneBudgetAndGiveSegmentsBack) {
+  Arena arena(4 * kSegmentBytes);
+  Region a = Region::reserve(arena, 8 * kSegmentBytes, "a").take();
+  Region b = Region::reserve(arena, 8 * kSegmentBytes, "b").take();
+  ASSERT_TRUE(a.resize(3 * kSegmentBytes).ok());
+  ASSERT_TRUE(b.resize(1).ok());
+  EXPECT_EQ(arena.committed_bytes(), 4 * kSegmentBytes);
+  const base::Status full = b.resize(2 * kSegmentBytes);
+  EXPECT_EQ(full.code(), base::Code::kResources);
+  EXPECT_NE(full.message().find("b needs"), std::string::npos);
+  a.data()[0] = 7;
+  ASSERT_TRUE(a.resize(kSegmentBytes).ok());
+  EXPECT_EQ(a.data()[0], 7);
+  EXPECT_TRUE(b.resize(3 * kSegmentBytes).ok());
+}
+
+TEST(BlockCache, EvictsTheColdestGroupWholeAndNeverAPinnedBlock) {
+  std::vector<uint8_t> memory(4 * kSlot);
+  BlockCache cache(10, {0, 0, 1, 1, 2, 2}, 3, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  for (BlockId block : {10U, 11U, 12U, 13U}) {
+    uint8_t* slot = cache.begin_load(block, true);
+    ASSERT_NE(slot, nullptr);
+    cache.complete(block, true, slot);
+  }
+  cache.touch_group(0);
+  cache.touch_group(1);
+  cache.touch_group(1);
+  EXPECT_EQ(cache.begin_load(14, false), nullptr) << "a group without uses displaces nobody";
+  ASSERT_NE(cache.pin(10), nullptr);
+  ASSERT_NE(cache.begin_load(14, true), nullptr);
+  EXPECT_EQ(cache.state(10), BlockState::kResident) << "pinned";
+  EXPECT_EQ(cache.state(11), BlockState::kAbsent) << "the colder group's other block";
+  EXPECT_EQ(cache.state(12), BlockState::kResident);
+  cache.unpin(10);
+}
+
+TEST(BlockCache, HeatFades) {
+  BlockCache cache(0, {}, 2, kSlot);
+  cache.touch_group(0);
+  for (int i = 0; i < 20000; ++i) cache.tick();
+  cache.touch_group(1);
+  EXPECT_LT(cache.heat(0), 1e-3F);
+  EXPECT_FLOAT_EQ(cache.heat(1), 1.0F);
+}
+
+// Random operations against a naive model of states and pins.
+TEST(BlockCache, RandomOperationsAgreeWithANaiveModel) {
+  constexpr uint32_t kBlocks = 12;
+  std::mt19937 random(7);
+  std::vector<uint8_t> memory(8 * kSlot);
+  std::vector<uint32_t> groups;
+  for (uint32_t i = 0; i < kBlocks; ++i) groups.push_back(i / 3);
+  BlockCache cache(0, groups, 4, kSlot);
+  size_t slots = 5;
+  ASSERT_TRUE(cache.try_set_memory(std::span(memory).first(slots * kSlot)));
+  std::map<BlockId, uint8_t*> loading;
+  std::set<BlockId> dropped;
+  std::map<BlockId, int> pins;
+  for (int step = 0; step < 200000; ++step) {
+    const auto block = static_cast<BlockId>(random() % kBlocks);
+    const BlockState state = cache.state(block);
+    ASSERT_EQ(state == BlockState::kLoading, loading.count(block) == 1);
+    if (pins[block] > 0) {
+      ASSERT_EQ(state, BlockState::kResident);
+    }
+    switch (random() % 7) {
+      case 0:
+      case 1:
+        if (state == BlockState::kAbsent) {
+          uint8_t* at = cache.begin_load(block, random() % 2 == 0);
+          if (at == nullptr) break;
+          for (const auto& [other, slot] : loading) ASSERT_NE(slot, at) << other;
+          loading[block] = at;
+          dropped.erase(block);
+        }
+        break;
+      case 2:
+        if (state == BlockState::kLoading) {
+          const bool ok = random() % 4 != 0;
+          *loading[block] = static_cast<uint8_t>(block);
+          cache.complete(block, ok, loading[block]);
+          ASSERT_EQ(cache.state(block),
+                    ok && dropped.count(block) == 0 ? BlockState::kResident : BlockState::kAbsent);
+          loading.erase(block);
+        }
+        break;
+      case 3:
+        if (state == BlockState::kResident) {
+          ASSERT_EQ(*cache.pin(block), block) << "another block was loaded over it";
+          ++pins[block];
+        }
+        break;
+      case 4:
+        if (pins[block] > 0) {
+          cache.unpin(block);
+          --pins[block];
+        }
+        break;
+      case 5:
+        if (pins[block] == 0) {
+          cache.drop(block);
+          if (state == BlockState::kLoading) dropped.insert(block);
+        }
+        break;
+      case 6:
+        cache.touch_group(block / 3);
+        cache.tick();
+        if (random() % 8 == 0) {
+          const size_t wanted = 3 + random() % 6;
+          if (cache.try_set_memory(std::span(memory).first(wanted * kSlot))) slots = wanted;
+        }
+        break;
+    }
+    ASSERT_EQ(cache.slot_count(), slots);
+    ASSERT_LE(loading.size(), slots);
+  }
+}
+
+}  // namespace
+}  // namespace ganglion::neuron_cache
