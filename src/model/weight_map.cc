@@ -1,0 +1,225 @@
+#include "model/weight_map.h"
+
+#include "base/units.h"
+
+namespace ganglion::model {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using format::TensorInfo;
+using model_config::LayerConfig;
+using model_config::ModelConfig;
+
+namespace {
+
+// Looks tensors up by name and checks shapes; remembers the first error so that the lists below stay readable.
+class Mapper {
+ public:
+  Mapper(const format::GgufModel& file, const ModelConfig& config, WeightMap* map)
+      : file_(file), config_(config), map_(map) {}
+
+  const Status& status() const { return status_; }
+  bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
+
+  MatrixRef matrix(const std::string& name, uint64_t rows, uint64_t cols, uint64_t slices, const char* keys) {
+    const TensorInfo* tensor = find(name);
+    if (tensor == nullptr) return {};
+    if (tensor->dims[0] != cols || tensor->dims[1] != rows || tensor->dims[2] != slices || tensor->dims[3] != 1) {
+      wrong_shape(*tensor, slices > 1 ? base::format("[%llu, %llu, %llu]", ull(cols), ull(rows), ull(slices))
+                                      : base::format("[%llu, %llu]", ull(cols), ull(rows)), keys);
+      return {};
+    }
+    if (!base::tensor_type_info(tensor->type).computable) {
+      fail(Status(Code::kUnsupported, base::format("tensor '%s' has type %s, which cannot be computed with",
+                                                   name.c_str(), base::tensor_type_info(tensor->type).name.data())));
+      return {};
+    }
+    map_->matrices.push_back(number(*tensor));
+    return {static_cast<uint32_t>(map_->matrices.size() - 1), static_cast<uint32_t>(rows), static_cast<uint32_t>(cols),
+            static_cast<uint32_t>(slices), tensor->type};
+  }
+
+  VectorRef vector(const std::string& name, uint64_t size, const char* keys) {
+    const TensorInfo* tensor = find(name);
+    if (tensor == nullptr) return {};
+    if (tensor->elements() != size) {
+      wrong_shape(*tensor, base::format("%llu elements", ull(size)), keys);
+      return {};
+    }
+    if (!base::tensor_type_info(tensor->type).computable) {
+      fail(Status(Code::kUnsupported, base::format("tensor '%s' has type %s, which cannot be computed with",
+                                                   name.c_str(), base::tensor_type_info(tensor->type).name.data())));
+      return {};
+    }
+    map_->vectors.push_back(number(*tensor));
+    return {static_cast<uint32_t>(map_->vectors.size() - 1), static_cast<uint32_t>(size)};
+  }
+
+  VectorRef optional_vector(const std::string& name, uint64_t size, const char* keys) {
+    return has(name) ? vector(name, size, keys) : VectorRef{};
+  }
+
+  void fail(Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
+
+ private:
+  static unsigned long long ull(uint64_t value) { return value; }
+  uint32_t number(const TensorInfo& tensor) const {
+    return static_cast<uint32_t>(&tensor - file_.tensors().data());
+  }
+  const TensorInfo* find(const std::string& name) {
+    const TensorInfo* tensor = file_.find_tensor(name);
+    if (tensor == nullptr) fail(Status(Code::kModelFile, "tensor '" + name + "' is missing"));
+    return tensor;
+  }
+  void wrong_shape(const TensorInfo& tensor, const std::string& expected, const char* keys) {
+    fail(Status(Code::kModelFile, base::format("tensor '%s' has shape %s, expected %s after %s.%s", tensor.name.c_str(),
+                                               tensor.shape().c_str(), expected.c_str(), config_.architecture.c_str(),
+                                               keys)));
+  }
+
+  const format::GgufModel& file_;
+  const ModelConfig& config_;
+  WeightMap* map_;
+  Status status_;
+};
+
+constexpr const char* kHeadKeys = "attention.head_count, head_count_kv, key_length, value_length";
+
+void map_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std::string& p, LayerWeights* w) {
+  const uint64_t q_rows = uint64_t{l.heads} * c.key_dims;
+  const uint64_t k_rows = uint64_t{l.kv_heads} * c.key_dims;
+  const uint64_t v_rows = uint64_t{l.kv_heads} * c.value_dims;
+  w->attn_norm = m.vector(p + "attn_norm.weight", c.dim, "embedding_length");
+  if (c.fused_qkv) {
+    w->qkv = m.matrix(p + "attn_qkv.weight", q_rows + k_rows + v_rows, c.dim, 1, kHeadKeys);
+    w->qkv_bias = m.optional_vector(p + "attn_qkv.bias", q_rows + k_rows + v_rows, kHeadKeys);
+  } else {
+    w->q = m.matrix(p + "attn_q.weight", q_rows, c.dim, 1, kHeadKeys);
+    w->k = m.matrix(p + "attn_k.weight", k_rows, c.dim, 1, kHeadKeys);
+    w->v = m.matrix(p + "attn_v.weight", v_rows, c.dim, 1, kHeadKeys);
+    w->q_bias = m.optional_vector(p + "attn_q.bias", q_rows, kHeadKeys);
+    w->k_bias = m.optional_vector(p + "attn_k.bias", k_rows, kHeadKeys);
+    w->v_bias = m.optional_vector(p + "attn_v.bias", v_rows, kHeadKeys);
+  }
+  w->o = m.matrix(p + "attn_output.weight", c.dim, uint64_t{l.heads} * c.value_dims, 1, kHeadKeys);
+  w->o_bias = m.optional_vector(p + "attn_output.bias", c.dim, "embedding_length");
+  const uint64_t q_norm = c.full_width_norms ? q_rows : c.key_dims;
+  const uint64_t k_norm = c.full_width_norms ? k_rows : c.key_dims;
+  const bool optional_here = c.optional_head_norms && m.has(p + "attn_q_norm.weight");
+  if (c.head_norms || c.full_width_norms || optional_here) {
+    w->q_norm = m.vector(p + "attn_q_norm.weight", q_norm, kHeadKeys);
+    w->k_norm = m.vector(p + "attn_k_norm.weight", k_norm, kHeadKeys);
+  }
+  if (c.sinks) {
+    const char* name = m.has(p + "attn_sinks.weight") ? "attn_sinks.weight" : "attn_sinks";
+    w->sinks = m.vector(p + name, l.heads, kHeadKeys);
+  }
+}
+
+void map_latent_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std::string& p,
+                          LayerWeights* w) {
+  constexpr const char* kKeys = "attention.q_lora_rank, kv_lora_rank, key_length_mla, value_length_mla";
+  const auto& mla = c.mla;
+  const uint64_t q_rows = uint64_t{l.heads} * (mla.nope_dims + c.rope.dims);
+  w->attn_norm = m.vector(p + "attn_norm.weight", c.dim, "embedding_length");
+  if (mla.q_rank > 0) {
+    w->q_a = m.matrix(p + "attn_q_a.weight", mla.q_rank, c.dim, 1, kKeys);
+    w->q_a_norm = m.vector(p + "attn_q_a_norm.weight", mla.q_rank, kKeys);
+  } else {
+    w->q = m.matrix(p + "attn_q.weight", q_rows, c.dim, 1, kKeys);
+  }
+  w->kv_a = m.matrix(p + "attn_kv_a_mqa.weight", mla.kv_rank + c.rope.dims, c.dim, 1, kKeys);
+  w->kv_a_norm = m.vector(p + "attn_kv_a_norm.weight", mla.kv_rank, kKeys);
+  if (mla.q_rank > 0) w->q_b = m.matrix(p + "attn_q_b.weight", q_rows, mla.q_rank, 1, kKeys);
+  w->k_b = m.matrix(p + "attn_k_b.weight", mla.kv_rank, mla.nope_dims, l.heads, kKeys);
+  w->v_b = m.matrix(p + "attn_v_b.weight", mla.value_dims, mla.kv_rank, l.heads, kKeys);
+  w->o = m.matrix(p + "attn_output.weight", c.dim, uint64_t{l.heads} * mla.value_dims, 1, kKeys);
+}
+
+void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::string& p, const char* suffix,
+                   LayerWeights* w) {
+  constexpr const char* kKeys = "feed_forward_length";
+  const std::string s = suffix;
+  if (c.fused_gate_up) {
+    w->gate_up = m.matrix(p + "ffn_up" + s + ".weight", 2 * ffn, c.dim, 1, kKeys);
+  } else {
+    w->gate = m.matrix(p + "ffn_gate" + s + ".weight", ffn, c.dim, 1, kKeys);
+    w->up = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
+    w->gate_bias = m.optional_vector(p + "ffn_gate" + s + ".bias", ffn, kKeys);
+    w->up_bias = m.optional_vector(p + "ffn_up" + s + ".bias", ffn, kKeys);
+  }
+  w->down = m.matrix(p + "ffn_down" + s + ".weight", c.dim, ffn, 1, kKeys);
+  w->down_bias = m.optional_vector(p + "ffn_down" + s + ".bias", c.dim, "embedding_length");
+}
+
+void map_experts(Mapper& m, const ModelConfig& c, const std::string& p, LayerWeights* w) {
+  constexpr const char* kKeys = "expert_count, expert_feed_forward_length";
+  const auto& moe = c.moe;
+  if (!moe.router_before_attention) w->router = m.matrix(p + "ffn_gate_inp.weight", moe.expert_count, c.dim, 1, kKeys);
+  w->router_bias = m.optional_vector(p + "ffn_gate_inp.bias", moe.expert_count, kKeys);
+  w->selection_bias = m.optional_vector(p + "exp_probs_b.bias", moe.expert_count, kKeys);
+  w->expert_gate = m.matrix(p + "ffn_gate_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
+  w->expert_up = m.matrix(p + "ffn_up_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
+  w->expert_down = m.matrix(p + "ffn_down_exps.weight", c.dim, moe.expert_ffn, moe.expert_count, kKeys);
+  const uint64_t all = uint64_t{moe.expert_count} * moe.expert_ffn;
+  w->expert_gate_bias = m.optional_vector(p + "ffn_gate_exps.bias", all, kKeys);
+  w->expert_up_bias = m.optional_vector(p + "ffn_up_exps.bias", all, kKeys);
+  w->expert_down_bias = m.optional_vector(p + "ffn_down_exps.bias", uint64_t{moe.expert_count} * c.dim, kKeys);
+  if (moe.shared_ffn > 0) map_dense_ffn(m, c, moe.shared_ffn, p, "_shexp", w);
+}
+
+void map_layer(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std::string& p, LayerWeights* w) {
+  if (l.moe && c.moe.router_before_attention) {
+    w->router = m.matrix(p + "ffn_gate_inp.weight", c.moe.expert_count, c.dim, 1, "expert_count");
+  }
+  if (c.mla.kv_rank > 0) {
+    map_latent_attention(m, c, l, p, w);
+  } else {
+    map_attention(m, c, l, p, w);
+  }
+  if (c.post_norms) w->post_attn_norm = m.vector(p + "post_attention_norm.weight", c.dim, "embedding_length");
+  w->ffn_norm = m.vector(p + c.ffn_norm_name + ".weight", c.dim, "embedding_length");
+  if (l.moe) {
+    map_experts(m, c, p, w);
+  } else {
+    map_dense_ffn(m, c, l.ffn, p, "", w);
+  }
+  if (c.post_norms) w->post_ffn_norm = m.vector(p + "post_ffw_norm.weight", c.dim, "embedding_length");
+}
+
+}  // namespace
+
+Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config) {
+  WeightMap map;
+  Mapper m(file, *config, &map);
+  const TensorInfo* embedding = file.find_tensor("token_embd.weight");
+  if (embedding == nullptr) return Status(Code::kModelFile, "tensor 'token_embd.weight' is missing");
+  if (config->vocab == 0) config->vocab = static_cast<uint32_t>(std::min<uint64_t>(embedding->dims[1], UINT32_MAX));
+  map.embedding_tensor = static_cast<uint32_t>(embedding - file.tensors().data());
+  const uint64_t factors = config->rope.dims / 2;
+  map.rope_factors = m.optional_vector("rope_freqs.weight", factors, "rope.dimension_count");
+  map.rope_factors_long = m.optional_vector("rope_factors_long.weight", factors, "rope.dimension_count");
+  map.rope_factors_short = m.optional_vector("rope_factors_short.weight", factors, "rope.dimension_count");
+  for (size_t i = 0; i < config->layers.size() && m.status().ok(); ++i) {
+    map.layers.emplace_back();
+    map_layer(m, *config, config->layers[i], "blk." + std::to_string(i) + ".", &map.layers.back());
+  }
+  map.output_norm = m.vector("output_norm.weight", config->dim, "embedding_length");
+  constexpr const char* kKeys = "vocab_size, embedding_length";
+  const char* head = m.has("output.weight") ? "output.weight" : "token_embd.weight";
+  map.output = m.matrix(head, config->vocab, config->dim, 1, kKeys);
+  if (!m.status().ok()) return m.status();
+  if (embedding->dims[0] != config->dim || embedding->dims[1] != config->vocab || embedding->dims[2] != 1 ||
+      !base::tensor_type_info(embedding->type).computable) {
+    return Status(Code::kModelFile, base::format("tensor 'token_embd.weight' has shape %s and type %s, expected [%u, %u] "
+                                                 "after %s.%s", embedding->shape().c_str(),
+                                                 base::tensor_type_info(embedding->type).name.data(), config->dim,
+                                                 config->vocab, config->architecture.c_str(), kKeys));
+  }
+  return map;
+}
+
+}  // namespace ganglion::model

@@ -1,0 +1,291 @@
+#include "neuron_stream/neuron_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/units.h"
+#include "platform/clock.h"
+
+namespace ganglion::neuron_stream {
+
+using async_io::Priority;
+using async_io::ReadOp;
+using base::Code;
+using base::Result;
+using base::Status;
+using neuron_cache::BlockCache;
+using neuron_cache::BlockState;
+using neuron_cache::Region;
+using neuron_store::Block;
+using neuron_store::WeightStore;
+
+namespace {
+constexpr size_t kBlockAlignment = 64;
+constexpr size_t kMostExpertReads = 256;
+constexpr size_t kNotStreamed = SIZE_MAX;
+}  // namespace
+
+NeuronStream::NeuronStream(const WeightStore& store, async_io::ReadQueue& queue, StreamConfig config)
+    : store_(store), queue_(queue), config_(std::move(config)) {}
+
+NeuronStream::~NeuronStream() {
+  while (queue_.in_flight() > 0) queue_.poll(true);
+}
+
+size_t NeuronStream::resident_bytes(const WeightStore& store, std::span<const BlockId> resident) {
+  size_t bytes = 0;
+  for (const BlockId id : resident) bytes += base::round_up(store.block(id).bytes, kBlockAlignment);
+  return bytes;
+}
+
+size_t NeuronStream::ring_slot_bytes(const WeightStore& store, BlockId dense_blocks) {
+  return store.slot_bytes(0, dense_blocks);
+}
+
+size_t NeuronStream::expert_slot_bytes(const WeightStore& store, BlockId dense_blocks) {
+  return store.slot_bytes(dense_blocks, static_cast<BlockId>(store.block_count()));
+}
+
+Result<std::unique_ptr<NeuronStream>> NeuronStream::create(const WeightStore& store, async_io::ReadQueue& queue,
+                                                           neuron_cache::Arena& arena, StreamConfig config) {
+  std::unique_ptr<NeuronStream> stream(new NeuronStream(store, queue, std::move(config)));
+  GANGLION_RETURN_IF_ERROR(stream->commit_memory(arena));
+  return stream;
+}
+
+Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
+  resident_data_.resize(store_.block_count(), nullptr);
+  const size_t resident = resident_bytes(store_, config_.resident);
+  GANGLION_ASSIGN_OR_RETURN(resident_region_, Region::reserve(arena, resident, "resident weights"));
+  GANGLION_RETURN_IF_ERROR(resident_region_.resize(resident));
+  size_t at = 0;
+  for (const BlockId id : config_.resident) {
+    resident_data_[id] = resident_region_.data() + at;
+    at += base::round_up(store_.block(id).bytes, kBlockAlignment);
+  }
+  order_of_.resize(config_.dense_blocks, kNotStreamed);
+  for (size_t i = 0; i < config_.streamed.size(); ++i) order_of_[config_.streamed[i]] = i;
+
+  const size_t ring_slot = ring_slot_bytes(store_, config_.dense_blocks);
+  ring_ = std::make_unique<BlockCache>(0, std::vector<uint32_t>{}, config_.dense_blocks, ring_slot);
+  GANGLION_ASSIGN_OR_RETURN(ring_region_, Region::reserve(arena, config_.ring_slots * ring_slot, "the staging ring"));
+  GANGLION_RETURN_IF_ERROR(ring_region_.resize(config_.ring_slots * ring_slot));
+  GANGLION_CHECK(ring_->try_set_memory(ring_region_.bytes().first(config_.ring_slots * ring_slot)));
+
+  size_t expert_slot = async_io::kIoAlignment;
+  if (config_.expert_groups > 0) expert_slot = expert_slot_bytes(store_, config_.dense_blocks);
+  experts_ = std::make_unique<BlockCache>(config_.dense_blocks, config_.expert_group, config_.expert_groups, expert_slot);
+  GANGLION_ASSIGN_OR_RETURN(expert_region_,
+                            Region::reserve(arena, config_.expert_slots * expert_slot, "the expert cache"));
+  GANGLION_RETURN_IF_ERROR(expert_region_.resize(config_.expert_slots * expert_slot));
+  GANGLION_CHECK(experts_->try_set_memory(expert_region_.bytes().first(config_.expert_slots * expert_slot)));
+  asked_.resize(config_.expert_group.size(), false);
+
+  reads_.resize(config_.ring_slots + std::min(config_.expert_slots, kMostExpertReads));
+  for (BlockRead& read : reads_) {
+    read.stream = this;
+    read.next_free = free_reads_;
+    free_reads_ = &read;
+  }
+  return base::ok_status();
+}
+
+Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+  // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed without gaps.
+  struct Load {
+    ReadOp op;
+    uint8_t* to = nullptr;
+    std::vector<Load*>* idle = nullptr;
+    Status* error = nullptr;
+    uint64_t* done = nullptr;
+  };
+  const size_t slot_bytes = std::max(ring_->slot_bytes(), experts_->slot_bytes());
+  const size_t slots = std::min<size_t>(ring_region_.size() / slot_bytes, 32);
+  GANGLION_CHECK(slots > 0);
+  std::vector<Load> loads(slots);
+  std::vector<Load*> idle;
+  idle.reserve(slots);
+  Status error;
+  uint64_t done = 0;
+  uint64_t total = 0;
+  for (const BlockId id : config_.resident) total += store_.block(id).bytes;
+  for (size_t i = 0; i < slots; ++i) {
+    loads[i].op.memory = ring_region_.data() + i * slot_bytes;
+    loads[i].op.context = &loads[i];
+    loads[i].idle = &idle;
+    loads[i].error = &error;
+    loads[i].done = &done;
+    loads[i].op.done = [](ReadOp* op) {
+      auto* load = static_cast<Load*>(op->context);
+      if (op->status.ok()) {
+        std::memcpy(load->to, async_io::wanted(*op), op->needed);
+      } else if (load->error->ok()) {
+        *load->error = op->status;
+      }
+      *load->done += op->needed;
+      load->idle->push_back(load);
+    };
+    idle.push_back(&loads[i]);
+  }
+  bool cached = true;  // Until the page cache lacks a block.
+  for (const BlockId id : config_.resident) {
+    if (!error.ok()) break;
+    if (progress != nullptr && !progress(context, done, total)) error = Status(Code::kCancelled, "interrupted");
+    const Block block = store_.block(id);
+    const platform::File& file = store_.file(store_.matrix(block.matrix).shard);
+    cached = cached && async_io::try_read_cached(file, block.offset, {resident_data_[id], block.bytes});
+    if (cached) {
+      done += block.bytes;
+      stats_.cached_bytes += block.bytes;
+      continue;
+    }
+    while (idle.empty()) queue_.poll(true);
+    Load* load = idle.back();
+    idle.pop_back();
+    store_.describe_read(id, &load->op);
+    load->op.priority = Priority::kNormal;
+    load->to = resident_data_[id];
+    ReadOp* op = &load->op;
+    queue_.submit({&op, 1});
+  }
+  while (queue_.in_flight() > 0) queue_.poll(true);
+  return error;
+}
+
+void NeuronStream::begin_pass(bool output, bool next_output) {
+  ++pass_;
+  output_[pass_ % 2] = output;
+  output_[(pass_ + 1) % 2] = next_output;
+  std::fill(asked_.begin(), asked_.end(), false);
+  poll();
+  if (!output && cursor_pass_ == pass_) {
+    // The head was read ahead for nothing.
+    const size_t end = config_.streamed.size() - config_.streamed_tail;
+    for (size_t i = end; i < config_.streamed.size(); ++i) ring_->drop(config_.streamed[i]);
+    cursor_ = std::min(cursor_, end);
+  }
+  pump();
+}
+
+void NeuronStream::restart() {
+  for (const BlockId id : config_.streamed) ring_->drop(id);
+  cursor_ = 0;
+  cursor_pass_ = pass_ + 1;
+  error_ = base::ok_status();
+}
+
+const uint8_t* NeuronStream::try_pin(BlockId block) {
+  if (resident_data_[block] != nullptr) return resident_data_[block];
+  BlockCache& cache = is_expert(block) ? *experts_ : *ring_;
+  const bool here = cache.state(block) == BlockState::kResident;
+  if (is_expert(block) && !asked_[block - config_.dense_blocks]) {
+    asked_[block - config_.dense_blocks] = true;
+    ++(here ? stats_.expert_hits : stats_.expert_misses);
+  }
+  return here ? cache.pin(block) : nullptr;
+}
+
+void NeuronStream::unpin(BlockId block) {
+  if (resident_data_[block] != nullptr) return;
+  if (is_expert(block)) {
+    experts_->unpin(block);
+    return;
+  }
+  ring_->unpin(block);
+  ring_->drop(block);
+  pump();
+}
+
+void NeuronStream::request(BlockId block) {
+  if (!is_expert(block) || resident_data_[block] != nullptr) return;
+  if (experts_->state(block) == BlockState::kAbsent) start_read(*experts_, block, true, Priority::kUrgent);
+}
+
+void NeuronStream::poll() { queue_.poll(false); }
+
+Status NeuronStream::wait(BlockId first_needed) {
+  if (queue_.in_flight() == 0 && error_.ok()) {
+    if (is_expert(first_needed)) {
+      request(first_needed);
+    } else {
+      seek(first_needed);
+    }
+    GANGLION_CHECK(queue_.in_flight() > 0);
+  }
+  const int64_t start = platform::now_ns();
+  if (error_.ok()) queue_.poll(true);
+  stats_.wait_ns += platform::now_ns() - start;
+  return std::exchange(error_, base::ok_status());
+}
+
+bool NeuronStream::start_read(BlockCache& cache, BlockId block, bool force, Priority priority) {
+  if (free_reads_ == nullptr) return false;
+  uint8_t* memory = cache.begin_load(block, force);
+  if (memory == nullptr) return false;
+  BlockRead* read = free_reads_;
+  free_reads_ = read->next_free;
+  read->cache = &cache;
+  read->block = block;
+  store_.describe_read(block, &read->op);
+  read->op.memory = memory;
+  read->op.priority = priority;
+  read->op.done = read_done;
+  read->op.context = read;
+  ReadOp* op = &read->op;
+  queue_.submit({&op, 1});
+  return true;
+}
+
+void NeuronStream::read_done(ReadOp* op) {
+  auto* read = static_cast<BlockRead*>(op->context);
+  NeuronStream& stream = *read->stream;
+  read->cache->complete(read->block, op->status.ok(), async_io::wanted(*op));
+  if (!op->status.ok() && stream.error_.ok()) stream.error_ = op->status;
+  read->next_free = stream.free_reads_;
+  stream.free_reads_ = read;
+}
+
+// Reads ahead in the order of the pass, into the next one, as far as the ring has room.
+void NeuronStream::pump() {
+  if (config_.streamed.empty() || !error_.ok()) return;
+  for (;;) {
+    const bool with_output = output_[cursor_pass_ % 2];
+    const size_t end = config_.streamed.size() - (with_output ? 0 : config_.streamed_tail);
+    if (cursor_ >= end) {
+      // Never more than one pass ahead: what the one after wants is not known yet.
+      if (cursor_pass_ > pass_ || end == 0) return;
+      ++cursor_pass_;
+      cursor_ = 0;
+      continue;
+    }
+    const BlockId block = config_.streamed[cursor_];
+    if (ring_->state(block) != BlockState::kAbsent) return;  // Still there from the pass before.
+    if (!start_read(*ring_, block, false, Priority::kNormal)) return;
+    ++cursor_;
+  }
+}
+
+// Starts over from a block that read-ahead has missed.
+void NeuronStream::seek(BlockId block) {
+  for (const BlockId id : config_.streamed) ring_->drop(id);
+  GANGLION_CHECK(order_of_[block] != kNotStreamed);
+  cursor_ = order_of_[block];
+  cursor_pass_ = pass_;
+  pump();
+}
+
+void NeuronStream::use_expert(uint32_t group) { experts_->touch_group(group); }
+
+void NeuronStream::tick() { experts_->tick(); }
+
+StreamStats NeuronStream::stats() const {
+  StreamStats stats = stats_;
+  const async_io::IoStats io = queue_.stats();
+  stats.device_bytes = io.device_bytes;
+  stats.cached_bytes += io.cached_bytes;
+  stats.reads = io.operations;
+  return stats;
+}
+
+}  // namespace ganglion::neuron_stream

@@ -1,0 +1,127 @@
+// Joins store and caches: pins a block now if it is in memory, or has it read. Three kinds of blocks:
+//   resident  chosen by the plan, loaded at start, never leaves
+//   streamed  dense blocks that every pass touches in the same order: read ahead in that order, across the end of a
+//             pass, into a ring of slots; used once and dropped
+//   expert    read when routed, kept by decayed use counts of its expert
+// Owned by the engine's thread, which alone calls it; reads run in the queue's threads or the kernel.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "async_io/read_queue.h"
+#include "base/status.h"
+#include "neuron_cache/arena.h"
+#include "neuron_cache/block_cache.h"
+#include "neuron_store/weight_store.h"
+
+namespace ganglion::neuron_stream {
+
+using neuron_store::BlockId;
+using neuron_store::BlockRange;
+
+/// What the plan decided about blocks. Dense blocks are [0, dense_blocks), expert blocks follow.
+struct StreamConfig {
+  BlockId dense_blocks = 0;
+  std::vector<BlockId> resident;       ///< In order of first use.
+  std::vector<BlockId> streamed;       ///< Dense blocks not resident, in the order of a pass.
+  size_t streamed_tail = 0;            ///< How many at the end of `streamed` belong to the output head.
+  std::vector<uint32_t> expert_group;  ///< By expert block: its expert, counted over all layers.
+  uint32_t expert_groups = 0;
+  size_t ring_slots = 0;
+  size_t expert_slots = 0;
+};
+
+struct StreamStats {
+  uint64_t device_bytes = 0;    ///< Read from the device, widening included.
+  uint64_t cached_bytes = 0;    ///< Taken from the page cache.
+  uint64_t reads = 0;
+  uint64_t expert_hits = 0;     ///< Expert blocks found in memory when first asked for.
+  uint64_t expert_misses = 0;
+  int64_t wait_ns = 0;          ///< Time in wait().
+};
+
+class NeuronStream {
+ public:
+  /// Commits the memory of ring, residents and expert cache. `store` and `queue` must outlive it.
+  /// Errors: kResources.
+  static base::Result<std::unique_ptr<NeuronStream>> create(const neuron_store::WeightStore& store,
+                                                            async_io::ReadQueue& queue, neuron_cache::Arena& arena,
+                                                            StreamConfig config);
+  ~NeuronStream();
+  NeuronStream(const NeuronStream&) = delete;
+  NeuronStream& operator=(const NeuronStream&) = delete;
+
+  /// Bytes of memory that `resident` takes, as create() lays it out.
+  static size_t resident_bytes(const neuron_store::WeightStore& store, std::span<const BlockId> resident);
+  static size_t ring_slot_bytes(const neuron_store::WeightStore& store, BlockId dense_blocks);
+  static size_t expert_slot_bytes(const neuron_store::WeightStore& store, BlockId dense_blocks);
+
+  /// Reads all resident blocks, calling progress(context, done, total) now and then; false stops with kCancelled.
+  /// Errors: those of a read.
+  base::Status load_resident(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context);
+
+  /// A pass over the model begins; whether this and the next one compute the output head decides what is read ahead.
+  void begin_pass(bool output, bool next_output);
+  /// The pass was given up: read-ahead starts over from the first layer.
+  void restart();
+
+  /// The block's bytes, pinned, if they are in memory; else null.
+  const uint8_t* try_pin(BlockId block);
+  void unpin(BlockId block);
+  /// Has an absent block read as soon as there is room for it. Streamed blocks come by themselves.
+  void request(BlockId block);
+  /// Sleeps until a read completes. `first_needed` is a block that the caller cannot go on without: if nothing is on
+  /// its way, its read is started. Errors: those of any read since the last call.
+  base::Status wait(BlockId first_needed);
+  /// Runs completions that are ready.
+  void poll();
+
+  /// Counts a use of an expert (a group of StreamConfig::expert_group), before its blocks are requested.
+  void use_expert(uint32_t group);
+  /// A token is done: older uses fade.
+  void tick();
+
+  StreamStats stats() const;
+
+ private:
+  struct BlockRead {
+    async_io::ReadOp op;
+    NeuronStream* stream = nullptr;
+    neuron_cache::BlockCache* cache = nullptr;
+    BlockId block = 0;
+    BlockRead* next_free = nullptr;
+  };
+
+  NeuronStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue, StreamConfig config);
+  base::Status commit_memory(neuron_cache::Arena& arena);
+  bool is_expert(BlockId block) const { return block >= config_.dense_blocks; }
+  bool start_read(neuron_cache::BlockCache& cache, BlockId block, bool force, async_io::Priority priority);
+  static void read_done(async_io::ReadOp* op);
+  void pump();
+  void seek(BlockId block);
+
+  const neuron_store::WeightStore& store_;
+  async_io::ReadQueue& queue_;
+  StreamConfig config_;
+  neuron_cache::Region resident_region_;
+  neuron_cache::Region ring_region_;
+  neuron_cache::Region expert_region_;
+  std::vector<uint8_t*> resident_data_;     // by block; null if not resident
+  std::unique_ptr<neuron_cache::BlockCache> ring_;
+  std::unique_ptr<neuron_cache::BlockCache> experts_;
+  std::vector<size_t> order_of_;            // place in config_.streamed by dense block
+  std::vector<bool> asked_;                 // by expert block: counted as hit or miss in this pass
+  size_t cursor_ = 0;                       // next of config_.streamed to read
+  uint64_t pass_ = 0;                       // passes begun
+  uint64_t cursor_pass_ = 1;                // the pass that cursor_ belongs to
+  bool output_[2] = {true, true};           // by pass parity: whether it computes the head
+  std::vector<BlockRead> reads_;
+  BlockRead* free_reads_ = nullptr;
+  base::Status error_;
+  StreamStats stats_;
+};
+
+}  // namespace ganglion::neuron_stream
