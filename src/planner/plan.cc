@@ -1,0 +1,165 @@
+#include "planner/plan.h"
+
+#include <algorithm>
+
+#include "base/units.h"
+
+namespace ganglion::planner {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+constexpr uint64_t kSegment = 2 * base::kMiB;
+constexpr size_t kDefaultContext = 4096;
+constexpr size_t kLeastContext = 256;
+constexpr size_t kMostChunk = 512;
+constexpr size_t kMinimumChunk = 16;
+// Fewer slots would leave the device idle while a block is computed on.
+constexpr uint64_t kLeastRingSlots = 4;
+constexpr uint64_t kMostRingSlots = 64;
+
+uint64_t segments(uint64_t bytes) { return base::round_up(bytes, kSegment); }
+
+uint64_t packed(std::span<const uint32_t> blocks) {
+  uint64_t sum = 0;
+  for (const uint32_t bytes : blocks) sum += base::round_up(bytes, 64);
+  return sum;
+}
+
+// Marks an evenly spread share of the blocks resident: the streamed rest then overlaps with every layer's compute.
+uint64_t spread_resident(std::span<const uint32_t> blocks, uint64_t room, std::vector<bool>* resident) {
+  resident->assign(blocks.size(), false);
+  const uint64_t total = packed(blocks);
+  const double share = total == 0 ? 0 : std::min(1.0, static_cast<double>(room) / static_cast<double>(total));
+  uint64_t used = 0;
+  double due = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const uint64_t bytes = base::round_up(blocks[i], 64);
+    due += share * static_cast<double>(bytes);
+    if (share >= 1 || (used + bytes <= room && static_cast<double>(used) + 0.5 * static_cast<double>(bytes) <= due)) {
+      (*resident)[i] = true;
+      used += bytes;
+    }
+  }
+  return used;
+}
+
+// Everything of a plan that does not depend on how much is left over.
+Plan fixed_part(const ModelSizes& sizes, const PlanRequest& request, size_t context, size_t chunk) {
+  Plan plan;
+  plan.process_bytes = request.process_bytes;
+  plan.reserve_bytes = kReserveBytes;
+  plan.vector_bytes = sizes.vector_bytes;
+  plan.context = context;
+  plan.chunk = chunk;
+  plan.scratch_bytes = sizes.scratch_bytes(sizes.context, chunk);
+  plan.kv_bytes = sizes.kv_bytes(sizes.context, context, chunk);
+  plan.ring_slots = kLeastRingSlots;
+  plan.ring_bytes = std::max(kLeastRingSlots * sizes.ring_slot_bytes, sizes.expert_slot_bytes);
+  if (sizes.expert_block_count > 0) {
+    plan.expert_slots = std::min<uint64_t>(kLeastRingSlots, sizes.expert_block_count);
+    plan.expert_cache_bytes = plan.expert_slots * sizes.expert_slot_bytes;
+  }
+  plan.expert_bytes_per_token = sizes.expert_bytes_per_token;
+  return plan;
+}
+
+// Shares out what the budget leaves above the fixed part.
+void share_out(const ModelSizes& sizes, Plan* plan) {
+  const uint64_t dense = packed(sizes.dense_blocks);
+  const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
+  const uint64_t fixed = segments(plan->vector_bytes + plan->scratch_bytes) + segments(plan->kv_bytes);
+  const uint64_t load_ring = segments(plan->ring_bytes);
+  if (fixed + segments(dense + sizes.expert_bytes) + load_ring <= available) {
+    plan->dense_resident.assign(sizes.dense_blocks.size(), true);
+    plan->resident_bytes = dense + sizes.expert_bytes;
+    plan->experts_resident = sizes.expert_block_count > 0;
+    plan->expert_slots = 0;
+    plan->expert_cache_bytes = 0;
+    return;
+  }
+  const bool has_experts = sizes.expert_block_count > 0;
+  const uint64_t least_experts = segments(plan->expert_cache_bytes);
+  const uint64_t left = available - fixed - least_experts;
+  if (has_experts && segments(dense) + load_ring <= left) {
+    plan->dense_resident.assign(sizes.dense_blocks.size(), true);
+    plan->resident_bytes = dense;
+    const uint64_t room = left + least_experts - segments(dense) - load_ring;
+    plan->expert_slots = std::min(sizes.expert_block_count, base::round_down(room, kSegment) / sizes.expert_slot_bytes);
+    plan->expert_cache_bytes = plan->expert_slots * sizes.expert_slot_bytes;
+    return;
+  }
+  plan->ring_slots = std::clamp(left / 16 / sizes.ring_slot_bytes, kLeastRingSlots, kMostRingSlots);
+  plan->ring_bytes = std::max(plan->ring_slots * sizes.ring_slot_bytes, plan->ring_bytes);
+  const uint64_t room = base::round_down(left - std::min(left, segments(plan->ring_bytes)), kSegment);
+  plan->resident_bytes = spread_resident(sizes.dense_blocks, room, &plan->dense_resident);
+  for (size_t i = 0; i < sizes.dense_blocks.size(); ++i) {
+    if (!plan->dense_resident[i]) plan->streamed_bytes += sizes.dense_blocks[i];
+  }
+}
+
+std::string itemise(const Plan& plan) {
+  return base::format("process %s, reserve %s, norms and scratch (chunk %zu) %s, KV (context %zu) %s, staging %s%s",
+                      base::format_bytes(plan.process_bytes).c_str(), base::format_bytes(plan.reserve_bytes).c_str(),
+                      plan.chunk, base::format_bytes(segments(plan.vector_bytes + plan.scratch_bytes)).c_str(),
+                      plan.context, base::format_bytes(segments(plan.kv_bytes)).c_str(),
+                      base::format_bytes(segments(plan.ring_bytes)).c_str(),
+                      plan.expert_cache_bytes == 0
+                          ? ""
+                          : (", experts " + base::format_bytes(segments(plan.expert_cache_bytes))).c_str());
+}
+
+}  // namespace
+
+uint64_t Plan::arena_bytes() const {
+  return segments(vector_bytes + scratch_bytes) + segments(kv_bytes) + segments(resident_bytes) + segments(ring_bytes) +
+         segments(expert_cache_bytes);
+}
+
+Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
+  const bool fixed_context = request.context > 0;
+  size_t context = fixed_context ? request.context : std::min(sizes.context_trained, kDefaultContext);
+  if (request.budget_bytes == 0) {
+    const size_t chunk = request.chunk > 0 ? request.chunk : std::min(kMinimumChunk, context);
+    Plan plan = fixed_part(sizes, request, context, chunk);
+    plan.budget_bytes = plan.planned_bytes();
+    share_out(sizes, &plan);
+    return plan;
+  }
+  const size_t first_context = context;
+  for (;;) {
+    size_t chunk = request.chunk > 0 ? request.chunk : std::min(kMostChunk, context);
+    Plan plan = fixed_part(sizes, request, context, chunk);
+    // A chunk saves reading per prompt token, but its buffers take memory from every token: at most a tenth.
+    while (request.chunk == 0 && chunk > 1 &&
+           (plan.planned_bytes() > request.budget_bytes ||
+            (chunk > kMinimumChunk && plan.scratch_bytes > request.budget_bytes / 10))) {
+      chunk = chunk > kMinimumChunk ? base::round_down(chunk - 1, kMinimumChunk) : chunk / 2;
+      plan = fixed_part(sizes, request, context, chunk);
+    }
+    plan.budget_bytes = request.budget_bytes;
+    plan.context_lowered = context < first_context;
+    const bool fits = plan.planned_bytes() <= request.budget_bytes;
+    const uint64_t arena = request.budget_bytes - std::min(request.budget_bytes, plan.process_bytes + kReserveBytes);
+    const bool crowds_out = !fixed_context && context > kLeastContext && plan.kv_bytes > arena / 2;
+    if (fits && !crowds_out) {
+      share_out(sizes, &plan);
+      return plan;
+    }
+    if (!fixed_context && context > kLeastContext) {
+      context = std::max(kLeastContext, context / 2);
+      continue;
+    }
+    return Status(Code::kResources,
+                  base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
+                               base::format_bytes(request.budget_bytes).c_str(),
+                               base::format_bytes(plan.planned_bytes()).c_str(), itemise(plan).c_str(),
+                               static_cast<unsigned long long>(base::ceil_div(plan.planned_bytes(), base::kMiB)),
+                               fixed_context ? ", or a smaller context (-c)" : ""));
+  }
+}
+
+}  // namespace ganglion::planner

@@ -1,0 +1,71 @@
+// Where the bytes of a budget go: a pure function of the model's sizes, the budget and what the process already takes.
+// Measures nothing and allocates nothing of the model's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace ganglion::planner {
+
+/// Memory that is never planned for use: what the kernel and the allocator may still take.
+inline constexpr uint64_t kReserveBytes = uint64_t{8} << 20;
+
+/// Sizes of a model, and how the sizes of scratch and KV depend on what is chosen.
+struct ModelSizes {
+  uint64_t vector_bytes = 0;                 ///< Norms, biases: always in memory.
+  std::span<const uint32_t> dense_blocks;    ///< Bytes of each dense block, in the order of a pass.
+  uint64_t ring_slot_bytes = 0;
+  uint64_t expert_bytes = 0;                 ///< All experts, packed.
+  uint64_t expert_block_count = 0;
+  uint64_t expert_slot_bytes = 0;
+  uint64_t expert_blocks_per_token = 0;      ///< Touched by one token.
+  uint64_t expert_bytes_per_token = 0;
+  size_t context_trained = 0;
+  // Pure functions with `context` below.
+  uint64_t (*scratch_bytes)(const void* context, size_t chunk) = nullptr;
+  uint64_t (*kv_bytes)(const void* context, size_t positions, size_t chunk) = nullptr;
+  const void* context = nullptr;
+};
+
+struct PlanRequest {
+  uint64_t budget_bytes = 0;   ///< 0: the smallest that works.
+  uint64_t process_bytes = 0;  ///< Code, libraries, vocabulary, stacks, tables: measured or estimated.
+  size_t context = 0;          ///< Positions; 0: min(trained, 4096), lowered while it takes over half.
+  size_t chunk = 0;            ///< Prefill chunk; 0: as large as is sensible.
+};
+
+struct Plan {
+  uint64_t budget_bytes = 0;
+  uint64_t process_bytes = 0;
+  uint64_t reserve_bytes = 0;
+  uint64_t vector_bytes = 0;
+  uint64_t scratch_bytes = 0;
+  uint64_t kv_bytes = 0;
+  uint64_t resident_bytes = 0;      ///< Of dense blocks, and of experts where all fit.
+  uint64_t ring_bytes = 0;          ///< Staging for streamed blocks (while loading only, if nothing is streamed).
+  uint64_t expert_cache_bytes = 0;
+  size_t context = 0;
+  size_t chunk = 0;
+  bool context_lowered = false;
+  bool experts_resident = false;
+  size_t ring_slots = 0;
+  size_t expert_slots = 0;
+  std::vector<bool> dense_resident;  ///< By dense block.
+  uint64_t streamed_bytes = 0;       ///< Dense bytes read per pass.
+  uint64_t expert_bytes_per_token = 0;  ///< Expert bytes touched per token.
+
+  bool streams() const { return streamed_bytes > 0 || (expert_slots > 0 && !experts_resident); }
+  /// Bytes of the arena: everything but process and reserve, in whole segments.
+  uint64_t arena_bytes() const;
+  uint64_t planned_bytes() const { return process_bytes + reserve_bytes + arena_bytes(); }
+};
+
+/// Errors: kResources, saying what is needed for what and the smallest budget that would do.
+base::Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request);
+
+}  // namespace ganglion::planner

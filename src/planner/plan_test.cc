@@ -1,0 +1,129 @@
+#include "planner/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "base/units.h"
+
+namespace ganglion::planner {
+namespace {
+
+using base::kKiB;
+using base::kMiB;
+
+uint64_t scratch(const void*, size_t chunk) { return chunk * 100 * kKiB; }
+uint64_t kv(const void*, size_t positions, size_t) { return positions * 16 * kKiB; }
+
+ModelSizes dense_model(const std::vector<uint32_t>& blocks) {
+  ModelSizes sizes;
+  sizes.vector_bytes = kMiB;
+  sizes.dense_blocks = blocks;
+  sizes.ring_slot_bytes = 512 * kKiB;
+  sizes.context_trained = 8192;
+  sizes.scratch_bytes = scratch;
+  sizes.kv_bytes = kv;
+  return sizes;
+}
+
+TEST(Plan, NeverPlansAboveTheBudgetAndUsesMoreOfALargerOne) {
+  std::mt19937 random(3);
+  std::vector<uint32_t> blocks(4000);
+  for (uint32_t& bytes : blocks) bytes = static_cast<uint32_t>(200 * kKiB + random() % (300 * kKiB));
+  const ModelSizes sizes = dense_model(blocks);
+  uint64_t last_streamed = UINT64_MAX;
+  for (uint64_t budget = 64 * kMiB; budget < 2400 * kMiB; budget += 37 * kMiB) {
+    PlanRequest request;
+    request.budget_bytes = budget;
+    request.process_bytes = 20 * kMiB;
+    request.context = 512;
+    const auto plan = make_plan(sizes, request);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_LE(plan.value().planned_bytes(), budget);
+    EXPECT_LE(plan.value().streamed_bytes, last_streamed) << "more memory, more reading";
+    last_streamed = plan.value().streamed_bytes;
+    const uint64_t total = std::accumulate(blocks.begin(), blocks.end(), uint64_t{0});
+    if (plan.value().streams()) {
+      EXPECT_GT(plan.value().planned_bytes() + 8 * kMiB, budget) << "memory left unused";
+      EXPECT_LT(plan.value().streamed_bytes, total);
+    }
+  }
+  EXPECT_EQ(last_streamed, 0U);
+}
+
+TEST(Plan, SpreadsTheResidentBlocksEvenly) {
+  const std::vector<uint32_t> blocks(1000, 512 * kKiB);
+  PlanRequest request;
+  request.budget_bytes = 400 * kMiB;
+  request.process_bytes = 20 * kMiB;
+  const auto plan = make_plan(dense_model(blocks), request);
+  ASSERT_TRUE(plan.ok());
+  const auto count = [&](size_t begin, size_t end) {
+    return std::count(plan.value().dense_resident.begin() + static_cast<long>(begin),
+                      plan.value().dense_resident.begin() + static_cast<long>(end), true);
+  };
+  const auto total = count(0, 1000);
+  EXPECT_GT(total, 100);
+  for (size_t i = 0; i < 1000; i += 100) EXPECT_LE(std::abs(count(i, i + 100) - total / 10), 1);
+}
+
+TEST(Plan, SaysWhatIsNeededWhenNothingFits) {
+  const std::vector<uint32_t> blocks(10, 512 * kKiB);
+  PlanRequest request;
+  request.budget_bytes = 30 * kMiB;
+  request.process_bytes = 20 * kMiB;
+  const auto plan = make_plan(dense_model(blocks), request);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), base::Code::kResources);
+  EXPECT_NE(plan.status().message().find("process 20.0 MiB"), std::string::npos) << plan.status().message();
+  EXPECT_NE(plan.status().message().find("--mem"), std::string::npos);
+}
+
+TEST(Plan, TheSmallestBudgetIsAcceptedWhenAskedForByNumber) {
+  const std::vector<uint32_t> blocks(100, 512 * kKiB);
+  PlanRequest request;
+  request.process_bytes = 20 * kMiB;
+  const auto least = make_plan(dense_model(blocks), request);
+  ASSERT_TRUE(least.ok());
+  request.budget_bytes = least.value().budget_bytes;
+  EXPECT_TRUE(make_plan(dense_model(blocks), request).ok());
+}
+
+TEST(Plan, ContextIsLoweredOnlyIfNotAskedFor) {
+  const std::vector<uint32_t> blocks(100, 512 * kKiB);
+  PlanRequest request;
+  request.budget_bytes = 64 * kMiB;
+  request.process_bytes = 20 * kMiB;
+  const auto lowered = make_plan(dense_model(blocks), request);
+  ASSERT_TRUE(lowered.ok());
+  EXPECT_TRUE(lowered.value().context_lowered);
+  EXPECT_LT(lowered.value().context, 4096U);
+  request.context = 4096;
+  EXPECT_FALSE(make_plan(dense_model(blocks), request).ok());
+}
+
+TEST(Plan, ExpertsGetWhatTheDensePartLeaves) {
+  const std::vector<uint32_t> blocks(100, 512 * kKiB);
+  ModelSizes sizes = dense_model(blocks);
+  sizes.expert_block_count = 1000;
+  sizes.expert_slot_bytes = 512 * kKiB;
+  sizes.expert_bytes = 1000 * 500 * kKiB;
+  PlanRequest request;
+  request.budget_bytes = 300 * kMiB;
+  request.process_bytes = 20 * kMiB;
+  const auto plan = make_plan(sizes, request);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan.value().streamed_bytes, 0U);
+  EXPECT_GT(plan.value().expert_slots, 200U);
+  EXPECT_LE(plan.value().planned_bytes(), request.budget_bytes);
+  request.budget_bytes = 900 * kMiB;
+  const auto all = make_plan(sizes, request);
+  ASSERT_TRUE(all.ok());
+  EXPECT_TRUE(all.value().experts_resident);
+  EXPECT_FALSE(all.value().streams());
+}
+
+}  // namespace
+}  // namespace ganglion::planner
