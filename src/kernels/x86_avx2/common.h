@@ -42,23 +42,29 @@ GANGLION_INLINE __m256i nibbles_16(const uint8_t* p) {
   return _mm256_and_si256(both, _mm256_set1_epi8(15));
 }
 
+/// Per half of the result: two sums of pairs of `a`, then two of `b`.
+GANGLION_INLINE __m256i add_pairs(__m256i a, __m256i b) {
+  const __m256i crossed = _mm256_castps_si256(
+      _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _MM_SHUFFLE(1, 0, 3, 2)));
+  return _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xcc), crossed);
+}
+
+/// Per half of the result: the sums of the four int32 of p[0], p[1], p[2] and p[3] in that half.
+GANGLION_INLINE __m256i sum_halves(const __m256i* p) {
+  const __m256 a = _mm256_castsi256_ps(add_pairs(p[0], p[1])), b = _mm256_castsi256_ps(add_pairs(p[2], p[3]));
+  return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0))),
+                          _mm256_castps_si256(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))));
+}
+
 /// Lane k of the result is the sum of the eight int32 of p[k]. Integer sums are exact, so the order is free.
 GANGLION_INLINE __m256i sum_each_8(const __m256i* p) {
-  __m256i pair[4];
-  for (int i = 0; i < 4; ++i) {
-    const __m256i a = p[2 * i], b = p[2 * i + 1];
-    const __m256i crossed = _mm256_castps_si256(
-        _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _MM_SHUFFLE(1, 0, 3, 2)));
-    pair[i] = _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xcc), crossed);  // Per half: a a b b.
-  }
-  __m256i quad[2];
-  for (int i = 0; i < 2; ++i) {
-    const __m256 a = _mm256_castsi256_ps(pair[2 * i]), b = _mm256_castsi256_ps(pair[2 * i + 1]);
-    quad[i] = _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0))),
-                               _mm256_castps_si256(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))));
-  }
-  return _mm256_add_epi32(_mm256_blend_epi32(quad[0], quad[1], 0xf0),
-                          _mm256_permute2x128_si256(quad[0], quad[1], 0x21));
+  const __m256i first = sum_halves(p), second = sum_halves(p + 4);
+  return _mm256_add_epi32(_mm256_blend_epi32(first, second, 0xf0), _mm256_permute2x128_si256(first, second, 0x21));
+}
+
+/// Lane k of the result is the sum of the four int32 in half k % 2 of p[k / 2].
+GANGLION_INLINE __m256i sum_each_4(const __m256i* p) {
+  return _mm256_permutevar8x32_epi32(sum_halves(p), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 /// The contract's tree over 8 lanes: i with i + 4, i + 2, i + 1.
@@ -70,6 +76,18 @@ GANGLION_INLINE float tree_8(__m256 v) {
 
 /// The tree over 16 lanes, given as two vectors of 8.
 GANGLION_INLINE float tree_16(__m256 low, __m256 high) { return tree_8(_mm256_add_ps(low, high)); }
+
+/// How far ahead of its use a stream of weights is asked for. The hardware prefetcher stops at each 4 KiB page;
+/// measured on Zen 4, one token from DRAM gains up to a half, and distances of 2 to 6 KiB are alike.
+static constexpr size_t kPrefetchBytes = 3072;
+
+/// Asks for the `kBytes` that lie kPrefetchBytes behind p. Addresses past the end of a buffer are harmless.
+template <size_t kBytes>
+GANGLION_INLINE void prefetch(const uint8_t* p) {
+  for (size_t i = 0; i < kBytes; i += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes + i, _MM_HINT_T0);
+  }
+}
 
 /// One activation row of an integer form.
 struct ActivationRow {

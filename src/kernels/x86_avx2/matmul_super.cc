@@ -283,6 +283,7 @@ struct Kernel {
       for (size_t k = 0; k < count; ++k) {
         const uint8_t* p = weights + (b + k) * Type::kBytes;
         Super super;
+        if (T == 1) prefetch<Type::kBytes>(p);
         Type::unpack(p, &super);
         for (int t = 0; t < T; ++t) {
           partials.sums[t][k] = partial_sums<Type>(super, x[t].q + 256 * (b + k), x[t].sums + 16 * (b + k),
