@@ -93,16 +93,12 @@ void merge_symbols(const MergeTable& merges, BpeScratch* scratch) {
   }
 }
 
-// What is no token is written byte by byte.
-void append_bytes(const Vocabulary& vocabulary, std::string_view bytes, int32_t unk,
-                  std::vector<int32_t>* ids) {
+// What is no token is written byte by byte. A byte without a token is left out: the unknown token of these
+// vocabularies, if any, is one that ends or frames a text.
+void append_bytes(const Vocabulary& vocabulary, std::string_view bytes, std::vector<int32_t>* ids) {
   for (char c : bytes) {
     const uint32_t id = vocabulary.byte_ids[static_cast<uint8_t>(c)];
-    if (vocabulary.is_token(id)) {
-      ids->push_back(static_cast<int32_t>(id));
-    } else if (unk >= 0) {
-      ids->push_back(unk);
-    }
+    if (vocabulary.is_token(id)) ids->push_back(static_cast<int32_t>(id));
   }
 }
 
@@ -149,7 +145,7 @@ Status load_merges(const base::Metadata& metadata, BpeModel* model, Vocabulary* 
   return base::ok_status();
 }
 
-void bpe_encode_word(const BpeModel& model, const Vocabulary& vocabulary, std::string_view word, int32_t unk,
+void bpe_encode_word(const BpeModel& model, const Vocabulary& vocabulary, std::string_view word,
                      BpeScratch* scratch, std::vector<int32_t>* ids) {
   if (word.empty()) return;
   if (model.ignore_merges || (model.raw_utf8 && word.front() == '\n')) {
@@ -168,7 +164,7 @@ void bpe_encode_word(const BpeModel& model, const Vocabulary& vocabulary, std::s
       ids->push_back(static_cast<int32_t>(symbol.id));
     } else {
       const size_t end = symbol.next < 0 ? word.size() : symbols[static_cast<size_t>(symbol.next)].begin;
-      append_bytes(vocabulary, word.substr(symbol.begin, end - symbol.begin), unk, ids);
+      append_bytes(vocabulary, word.substr(symbol.begin, end - symbol.begin), ids);
     }
   }
 }

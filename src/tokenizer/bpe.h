@@ -36,9 +36,8 @@ class BpeScratch {
       queue;  ///< Rank above, place of the left symbol below: least first is the order of merging.
 };
 
-/// Appends the ids of `word`. `unk` stands for what has no token at all; where it is negative that is left
-/// out.
-void bpe_encode_word(const BpeModel& model, const Vocabulary& vocabulary, std::string_view word, int32_t unk,
+/// Appends the ids of `word`. Bytes without a token are left out.
+void bpe_encode_word(const BpeModel& model, const Vocabulary& vocabulary, std::string_view word,
                      BpeScratch* scratch, std::vector<int32_t>* ids);
 
 }  // namespace ganglion::tokenizer

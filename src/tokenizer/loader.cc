@@ -84,6 +84,8 @@ class Loader {
   const Metadata& metadata_;
   std::unique_ptr<Parts> parts_;
   const base::Value* tokens_ = nullptr;
+  /// Before names corrected them: Qwen's "</s>" ends a generation, but it is also the word its merges make.
+  std::vector<uint8_t> types_in_file_;
 };
 
 Status Loader::read_kind() {
@@ -213,6 +215,7 @@ Status Loader::read_scores() {
 }
 
 Status Loader::read_special_ids() {
+  types_in_file_ = parts_->vocabulary.attributes;
   SpecialTokenFinder finder;
   base::StringArrayReader reader(*tokens_);
   std::string_view text;
@@ -252,7 +255,7 @@ Status Loader::build_pieces() {
 // would let plain text steer the model).
 Status Loader::add_piece(uint32_t id, std::string_view raw, std::string* buffer) {
   Vocabulary& vocabulary = parts_->vocabulary;
-  const TokenType type = vocabulary.type(id);
+  const auto type = static_cast<TokenType>(types_in_file_[id]);
   std::string_view piece = raw;
   bool findable = !raw.empty() && type != TokenType::kControl && type != TokenType::kUnknown;
   if (const int byte = type == TokenType::kByte ? byte_token_value(raw) : -1; byte >= 0) {

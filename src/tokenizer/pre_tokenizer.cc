@@ -24,8 +24,10 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"{{upper}}", R"(\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M})"},
     {"{{lower}}", R"(\p{Ll}\p{Lm}\p{Lo}\p{M})"},
     {"{{han}}",
-     R"(\x{2E80}-\x{2E99}\x{2E9B}-\x{2EF3}\x{2F00}-\x{2FD5}\x{3005}\x{3007}\x{3021}-\x{3029}\x{3038}-\x{303B})"
-     R"(\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FA6D}\x{FA70}-\x{FAD9}\x{16FE2}\x{16FE3}\x{16FF0}\x{16FF1})"
+     R"(\x{2E80}-\x{2E99}\x{2E9B}-\x{2EF3}\x{2F00}-\x{2FD5}\x{3005}\x{3007}\x{3021}-\x{3029})"
+     R"(\x{3038}-\x{303B})"
+     R"(\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FA6D}\x{FA70}-\x{FAD9}\x{16FE2}\x{16FE3}\x{16FF0})"
+     R"(\x{16FF1})"
      R"(\x{20000}-\x{2A6DF}\x{2A700}-\x{2B739}\x{2B740}-\x{2B81D}\x{2B820}-\x{2CEA1}\x{2CEB0}-\x{2EBE0})"
      R"(\x{2F800}-\x{2FA1D}\x{30000}-\x{3134A}\x{31350}-\x{323AF})"},
 };

@@ -17,9 +17,11 @@ using Step = PreTokenizerStep;
 constexpr std::string_view kGpt2 =
     R"re({{lower_contraction}}| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)re";
 constexpr std::string_view kQwen2 =
-    R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+    R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|)re"
+    R"re(\s+)re";
 constexpr std::string_view kLlama3 =
-    R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+    R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)re"
+    R"re(\s+(?!\S)|\s+)re";
 constexpr std::string_view kGpt4o = R"re([^\r\n\p{L}\p{N}]?[{{upper}}]*[{{lower}}]+(?:{{contraction}})?|)re"
                                     R"re([^\r\n\p{L}\p{N}]?[{{upper}}]+[{{lower}}]*(?:{{contraction}})?|)re"
                                     R"re(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
@@ -66,9 +68,13 @@ constexpr Step kLagunaSteps[] = {{kLines}, {kQwen2}};
 constexpr Step kLlama3Steps[] = {{kLlama3}};
 constexpr Step kMinicpm5Steps[] = {
     {kUpToThreeDigits},
-    {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re"}};
+    {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)re"
+     R"re(\s+(?!\S)|\s+)re"}};
+// The look-behind changes no match (within a run of spaces, one that leads to no line end was tried before);
+// without it every group of 512 would look through the whole run again.
 constexpr Step kJais2Steps[] = {
-    {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)re"
+    {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)re"
+     R"re((?<![\t\x0B\x0C\x{85}\p{Z}])\s*[\r\n]+|)re"
      R"re(\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|)re"
      R"re(\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s)re"}};
 constexpr Step kDeepseekLlmSteps[] = {
@@ -111,9 +117,9 @@ constexpr Step kTinyAyaSteps[] = {{R"re((?<!\p{Nd})\p{Nd}++(?![\p{L}\p{M}\p{N}_]
 constexpr Step kSuperbpeSteps[] = {{R"re(\p{N}+)re"}, {R"re(\p{Nd}+)re", true}};
 constexpr Step kAfmoeSteps[] = {
     {R"re(\p{N}+)re", true},
-    {R"re([\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F})re"
-     R"re(\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F})re"
-     R"re(\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+)re"},
+    {R"re([\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF})re"
+     R"re(\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF})re"
+     R"re(\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+)re"},
     {kWordsAfterPunctuation}};
 // Upstream intersects {{upper}} and {{lower}} with "not Han"; written here as what is left out.
 constexpr Step kKimiK2Steps[] = {
@@ -127,7 +133,8 @@ constexpr Step kBailingSteps[] = {
     {R"re('(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)re"
      R"re( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)re"}};
 constexpr Step kSeedCoderSteps[] = {
-    {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)re"}};
+    {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|)re"
+     R"re(\s+)re"}};
 // Upstream nests repeats around each letter; one possessive repeat takes the same text in constant memory.
 constexpr Step kExaoneMoeSteps[] = {
     {R"re({{contraction}}|[^\r\n\p{L}\p{N}]?\p{L}\p{M}*+(?: ?\p{L}\p{M}*+)*+|\p{N}|)re"

@@ -102,18 +102,37 @@ class Encoder {
     }
     // Patterns see a valid stand-in of the same length; the words are taken from the text itself, so that
     // broken bytes survive.
+    std::string expressible;
     if (utf8_valid(text)) {
       GANGLION_RETURN_IF_ERROR(parts_.pre_tokenizer->split(text, &word_ends_));
     } else {
+      expressible = replace_inexpressible(text);
+      text = expressible;
       GANGLION_RETURN_IF_ERROR(parts_.pre_tokenizer->split(utf8_fill_broken(text, kBrokenByte), &word_ends_));
     }
     size_t begin = 0;
     for (const size_t end : word_ends_) {
-      bpe_encode_word(parts_.bpe, parts_.vocabulary, text.substr(begin, end - begin), parts_.ids.unk,
-                      &scratch_, &ids_);
+      bpe_encode_word(parts_.bpe, parts_.vocabulary, text.substr(begin, end - begin), &scratch_, &ids_);
       begin = end;
     }
     return base::ok_status();
+  }
+
+  // `text` with U+FFFD for the broken bytes that have no token: many vocabularies lack those that UTF-8 never
+  // has.
+  std::string replace_inexpressible(std::string_view text) const {
+    std::string out;
+    out.reserve(text.size());
+    for (size_t at = 0; at < text.size();) {
+      const Utf8Char c = utf8_first(text.substr(at));
+      for (char byte : text.substr(at, c.length)) {
+        const bool has_token =
+            parts_.vocabulary.is_token(parts_.vocabulary.byte_ids[static_cast<uint8_t>(byte)]);
+        out.append(c.valid || has_token ? std::string_view(&byte, 1) : kReplacement);
+      }
+      at += c.length;
+    }
+    return out;
   }
 
   const Parts& parts_;

@@ -12,7 +12,6 @@ namespace {
 // SentencePiece's penalty for a character that no token has, below the worst score.
 constexpr double kUnknownPenalty = 10.0;
 constexpr double kUnreached = -std::numeric_limits<double>::infinity();
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 // Applies the map and the rules for spaces. A space is plain in the result, whether it was U+2581 or not.
 std::string normalize(const UnigramModel& model, std::string_view text) {

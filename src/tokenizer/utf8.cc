@@ -7,7 +7,6 @@ namespace ganglion::tokenizer {
 namespace {
 
 constexpr std::string_view kEscapedSpace = "\xE2\x96\x81";
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 uint8_t byte_at(std::string_view text, size_t index) {
   return static_cast<uint8_t>(text[index]);

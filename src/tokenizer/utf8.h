@@ -8,6 +8,8 @@
 
 namespace ganglion::tokenizer {
 
+inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  ///< U+FFFD.
+
 /// The first character of a text, or the first run of bytes that is none.
 struct Utf8Char {
   uint32_t length = 0;      ///< Bytes to step over: the character, or the longest broken prefix of one (1-3).
