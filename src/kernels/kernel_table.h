@@ -1,4 +1,4 @@
-// The contract of every kernel: one table of function pointers per instruction set, tested against reference/.
+// The contract of every kernel: a table of function pointers per instruction set, tested against reference/.
 //
 // Arithmetic contract. Every table computes an output element by the same sequence, so that results do not
 // depend on the number of rows, tokens, threads or on where a row came from - nor on the table:
@@ -22,13 +22,13 @@ using base::TensorType;
 
 /// How activations are stored for a product with a weight type. The form depends on the type alone.
 enum class ActivationForm : uint8_t {
-  kF32,       ///< n floats.
+  kF32,         ///< n floats.
   kQ8Block32,   ///< n int8, then n/32 float scales, then n/32 int16 sums of the int8 values of a block.
   kQ8Block256,  ///< n int8, then n/256 float scales, then n/16 int16 sums of groups of 16.
 };
 // scale = max|x| / 127 over the block, q = round-to-nearest-even(x / scale) computed as x * (127 / max|x|);
-// a block of zeros (max|x| < 2^-100, where 127 / max|x| could overflow) has q = 0 and scale 0; one with a NaN or
-// an infinity has q = 0 and scale NaN, so that it shows in the product. Each part starts on a multiple of
+// a block of zeros (max|x| < 2^-100, where 127 / max|x| could overflow) has q = 0 and scale 0; one with a NaN
+// or an infinity has q = 0 and scale NaN, so that it shows in the product. Each part starts on a multiple of
 // 64 bytes; the bytes between parts are 0.
 
 ActivationForm activation_form(TensorType weight_type);
@@ -40,9 +40,10 @@ size_t activation_scales_offset(size_t n);
 size_t activation_sums_offset(ActivationForm form, size_t n);
 
 /// out[t * out_stride + r] = sum_i weights[r][i] * x[t][i]
-/// Shapes: weights [rows, n] in blocks, rows `weight_stride` bytes apart, of any alignment; n is a multiple of
-///         the type's block (of 1 for F32, F16, BF16);
-///         x: `tokens` rows of activation_form(type), `x_stride` bytes apart, 64-byte aligned; out [tokens, out_stride] f32.
+/// Shapes:   weights [rows, n] in blocks, rows `weight_stride` bytes apart, of any alignment;
+///           x: `tokens` rows of activation_form(type), `x_stride` bytes apart, 64-byte aligned, as written
+///           by store_activation; out [tokens, out_stride] f32.
+/// Requires: n is a multiple of the type's block; any n for F32, F16 and BF16.
 struct MatmulArgs {
   const uint8_t* weights;
   size_t weight_stride;
@@ -64,10 +65,12 @@ enum class KvType : uint8_t { kF32, kF16, kQ8_0 };
 inline constexpr size_t kKvTypes = 3;
 
 /// scores[j] = sum_i q[i] * k[j][i] in the 16-lane order; rows `stride` bytes apart; n % 32 == 0 for Q8_0.
-using KvDotFn = void (*)(const float* q, const uint8_t* k, size_t stride, size_t count, size_t n, float* scores);
+using KvDotFn = void (*)(const float* q, const uint8_t* k, size_t stride, size_t count, size_t n,
+                         float* scores);
 /// out[i] = fma(w[j], v[j][i], out[i]) for j ascending.
-using KvAxpyFn = void (*)(const float* w, const uint8_t* v, size_t stride, size_t count, size_t n, float* out);
-/// Stores one row of n floats as a KV row. Q8_0 rounds as activations are (see above), its scale then to half.
+using KvAxpyFn = void (*)(const float* w, const uint8_t* v, size_t stride, size_t count, size_t n,
+                          float* out);
+/// Stores one row of n floats as a KV row. Q8_0 rounds as activations do, see above, and its scale to half.
 using KvStoreFn = void (*)(const float* x, size_t n, uint8_t* row);
 
 /// Gated activations of an FFN.
@@ -86,14 +89,14 @@ struct KernelTable {
   KvAxpyFn kv_axpy[kKvTypes];
   KvStoreFn kv_store[kKvTypes];
 
-  /// out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps); mean over n in the 16-lane order, sum in double lanes.
-  /// weight may be null (all ones). out may be x. Computed as (x * float(1 / sqrt(..))) * weight.
+  /// out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps), computed as (x * float(1 / sqrt(..))) * weight; the
+  /// mean over n in the 16-lane order, in double lanes. weight may be null (all ones). out may be x.
   void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
   /// In place: x[i] = exp(x[i] - max_value), returns the sum in the 16-lane order. |error| <= 2 ulp of exp.
   float (*exp_sum)(float* x, size_t n, float max_value);
-  /// gate[i] = act(gate[i]) * up[i] (kDRelu: relu on both). kSwigluOai: gate clamped to at most 7, up to [-7, 7],
-  /// gate * sigmoid(1.702 gate) * (up + 1). GELU is the tanh form in float32.
-  /// |error| <= 4 * 2^-23 * |gate * up| (* |up + 1| for kSwigluOai).
+  /// gate[i] = act(gate[i]) * up[i] (kDRelu: relu on both). GELU is the tanh form in float32. kSwigluOai:
+  /// gate clamped to at most 7, up to [-7, 7], then gate * sigmoid(1.702 gate) * (up + 1). |error| <= 4 *
+  /// 2^-23 * |gate * up|, for kSwigluOai of |gate| * (|up| + 1) after clamping.
   void (*gated_activation[kActivations])(float* gate, const float* up, size_t n);
   /// out[i] += scale * x[i], as fma.
   void (*add_scaled)(const float* x, float scale, size_t n, float* out);

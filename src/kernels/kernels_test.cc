@@ -43,7 +43,9 @@ class Aligned {
   uint8_t* data_;
 };
 
-size_t slot_of(const TensorTypeInfo& info) { return static_cast<size_t>(info.type); }
+size_t slot_of(const TensorTypeInfo& info) {
+  return static_cast<size_t>(info.type);
+}
 
 std::vector<TensorTypeInfo> computable_types() {
   std::vector<TensorTypeInfo> types;
@@ -61,10 +63,18 @@ std::vector<float> random_floats(size_t n, uint64_t seed) {
 
 /// A product of one type: weights, activations in the type's form and as floats.
 struct Problem {
-  Problem(const TensorTypeInfo& info, size_t rows_in, size_t n_in, size_t tokens_in, uint64_t seed, size_t skew = 0)
-      : type(info.type), rows(rows_in), n(n_in), tokens(tokens_in), stride(base::row_bytes(type, n)),
-        form(activation_form(type)), x_stride(activation_row_bytes(form, n)), x(random_floats(n * tokens, seed)),
-        weights(rows * stride, skew), stored(tokens * x_stride) {
+  Problem(const TensorTypeInfo& info, size_t rows_in, size_t n_in, size_t tokens_in, uint64_t seed,
+          size_t skew = 0)
+      : type(info.type),
+        rows(rows_in),
+        n(n_in),
+        tokens(tokens_in),
+        stride(base::row_bytes(type, n)),
+        form(activation_form(type)),
+        x_stride(activation_row_bytes(form, n)),
+        x(random_floats(n * tokens, seed)),
+        weights(rows * stride, skew),
+        stored(tokens * x_stride) {
     fill_random_blocks(type, rows * n, &seed, weights.data());
     for (size_t t = 0; t < tokens; ++t) {
       reference_table().store_activation(form, x.data() + t * n, n, stored.data() + t * x_stride);
@@ -72,8 +82,9 @@ struct Problem {
   }
   std::vector<float> run(const KernelTable& table, size_t first_token, size_t token_count) {
     std::vector<float> out(token_count * (rows + 1), -1.0f);  // One float more a token: nothing may write it.
-    const MatmulArgs args{weights.data(), stride, rows, n, stored.data() + first_token * x_stride, x_stride,
-                          token_count, out.data(), rows + 1};
+    const MatmulArgs args{
+        weights.data(), stride,      rows,       n,       stored.data() + first_token * x_stride,
+        x_stride,       token_count, out.data(), rows + 1};
     table.matmul[static_cast<size_t>(type)](args);
     return out;
   }
@@ -91,7 +102,8 @@ struct Problem {
 void expect_same(const std::vector<float>& expected, const std::vector<float>& got, const std::string& what) {
   ASSERT_EQ(expected.size(), got.size()) << what;
   for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_EQ(0, memcmp(&expected[i], &got[i], 4)) << what << " at " << i << ": " << expected[i] << " vs " << got[i];
+    ASSERT_EQ(0, memcmp(&expected[i], &got[i], 4))
+        << what << " at " << i << ": " << expected[i] << " vs " << got[i];
   }
 }
 
@@ -117,7 +129,8 @@ TEST(Dequantize, FixturesMatchBitForBitInEveryTable) {
       std::vector<float> got(cols);
       for (size_t r = 0; r < rows; ++r) {
         ASSERT_NE(nullptr, table->dequantize[slot_of(*info)]) << info->name;
-        table->dequantize[slot_of(*info)](raw.data() + r * base::row_bytes(info->type, cols), cols, got.data());
+        table->dequantize[slot_of(*info)](raw.data() + r * base::row_bytes(info->type, cols), cols,
+                                          got.data());
         EXPECT_EQ(0, memcmp(got.data(), expected.data() + r * cols * sizeof(float), cols * sizeof(float)))
             << table->name << " " << entry.at("name") << " row " << r;
       }
@@ -213,7 +226,8 @@ TEST(Matmul, ExtremeCodesDoNotSaturate) {
       // Scales stay, so that results stay finite: only bytes that no half scale uses are filled.
       for (size_t i = 0; i < tame.size(); ++i) {
         const size_t in_block = i % info.block_bytes;
-        if (in_block >= 4 && in_block < std::min<size_t>(info.block_bytes, 80)) problem.weights.data()[i] = static_cast<uint8_t>(fill);
+        if (in_block >= 4 && in_block < std::min<size_t>(info.block_bytes, 80))
+          problem.weights.data()[i] = static_cast<uint8_t>(fill);
       }
       for (size_t i = 0; i < 2 * problem.n; ++i) problem.x[i] = i % 32 < 16 ? 4.0f : -4.0f;
       if (fill == 0xff) std::fill(problem.x.begin(), problem.x.end(), -4.0f);
@@ -229,7 +243,7 @@ TEST(Matmul, ExtremeCodesDoNotSaturate) {
   }
 }
 
-/// |result - exact| <= bound: half a step of every activation times its weight, and float rounding of the lanes.
+/// |result - exact| <= bound: half a step of every activation times its weight, and rounding in the lanes.
 TEST(Matmul, LiesWithinTheQuantisationBoundOfFloat64) {
   for (const TensorTypeInfo& info : computable_types()) {
     Problem problem(info, 4, 2048, 2, 21);
@@ -237,7 +251,8 @@ TEST(Matmul, LiesWithinTheQuantisationBoundOfFloat64) {
     std::vector<float> w(problem.n);
     const size_t block = problem.form == ActivationForm::kQ8Block256 ? 256 : 32;
     for (size_t r = 0; r < problem.rows; ++r) {
-      reference_table().dequantize[slot_of(info)](problem.weights.data() + r * problem.stride, problem.n, w.data());
+      reference_table().dequantize[slot_of(info)](problem.weights.data() + r * problem.stride, problem.n,
+                                                  w.data());
       for (size_t t = 0; t < 2; ++t) {
         double exact = 0, bound = 0, absolute = 0;
         for (size_t begin = 0; begin < problem.n; begin += block) {
@@ -260,7 +275,8 @@ TEST(Matmul, LiesWithinTheQuantisationBoundOfFloat64) {
 }
 
 TEST(StoreActivation, TablesAgreeAndRowsAreWellFormed) {
-  for (const ActivationForm form : {ActivationForm::kF32, ActivationForm::kQ8Block32, ActivationForm::kQ8Block256}) {
+  for (const ActivationForm form :
+       {ActivationForm::kF32, ActivationForm::kQ8Block32, ActivationForm::kQ8Block256}) {
     for (const size_t n : {256, 768, 2048, 2304}) {
       std::vector<float> x = random_floats(n, n);
       std::fill(x.begin() + 32, x.begin() + 64, 0.0f);
@@ -280,7 +296,8 @@ TEST(StoreActivation, TablesAgreeAndRowsAreWellFormed) {
       const size_t block = form == ActivationForm::kQ8Block32 ? 32 : 256;
       const float* scales = reinterpret_cast<const float*>(expected.data() + activation_scales_offset(n));
       for (size_t i = 0; i < n; ++i) {
-        const double restored = scales[i / block] * static_cast<double>(static_cast<int8_t>(expected.data()[i]));
+        const double restored =
+            scales[i / block] * static_cast<double>(static_cast<int8_t>(expected.data()[i]));
         EXPECT_NEAR(x[i], restored, 0.5001 * static_cast<double>(scales[i / block]));
       }
     }
@@ -304,6 +321,19 @@ TEST(StoreActivation, NonFiniteBlocksShowInTheScaleAndTinyOnesAreZero) {
   }
 }
 
+TEST(StoreActivation, ANonFiniteActivationReachesEveryProduct) {
+  for (const TensorTypeInfo& info : computable_types()) {
+    Problem problem(info, 2, 2304, 2, 4);
+    problem.x[2300] = std::numeric_limits<float>::quiet_NaN();
+    for (const KernelTable* table : available_tables()) {
+      table->store_activation(problem.form, problem.x.data(), problem.n, problem.stored.data());
+      const std::vector<float> out = problem.run(*table, 0, 2);
+      EXPECT_TRUE(std::isnan(out[0])) << label(*table, info);
+      EXPECT_FALSE(std::isnan(out[3])) << label(*table, info);
+    }
+  }
+}
+
 TEST(Kv, TablesAgreeForEveryTypeAndLength) {
   for (const KernelTable* table : available_tables()) {
     for (size_t kind = 0; kind < kKvTypes; ++kind) {
@@ -323,7 +353,8 @@ TEST(Kv, TablesAgreeForEveryTypeAndLength) {
           table->kv_dot[kind](q.data(), rows.data(), stride, count, n, got.data());
           expect_same(expected, got, "kv_dot");
           std::vector<float> expected_out = random_floats(n, 4), out = expected_out;
-          reference_table().kv_axpy[kind](expected.data(), rows.data(), stride, count, n, expected_out.data());
+          reference_table().kv_axpy[kind](expected.data(), rows.data(), stride, count, n,
+                                          expected_out.data());
           table->kv_axpy[kind](expected.data(), rows.data(), stride, count, n, out.data());
           expect_same(expected_out, out, "kv_axpy");
         }
@@ -356,13 +387,15 @@ TEST(Kv, RowsOfFloatKindsTakeAnyLength) {
 
 TEST(Kv, HalfRoundingIsToNearestEvenAndKeepsSpecialValues) {
   const float inf = std::numeric_limits<float>::infinity();
-  const std::vector<float> x = {0.0f, -0.0f, 1.0f, 65504.0f, 65519.9f, 65520.0f, -1e9f, inf, 0x1p-14f, 0x1p-24f,
-                                0x1p-25f, 0x1.8p-25f, 0x1.8p-24f, 1.00048828125f, 1.00146484375f, 0x1.ffep-15f};
+  const std::vector<float> x = {
+      0.0f,     -0.0f,    1.0f,     65504.0f,   65519.9f,   65520.0f,       -1e9f,          inf,
+      0x1p-14f, 0x1p-24f, 0x1p-25f, 0x1.8p-25f, 0x1.8p-24f, 1.00048828125f, 1.00146484375f, 0x1.ffep-15f};
   const std::vector<uint16_t> expected = {0,      0x8000, 0x3c00, 0x7bff, 0x7bff, 0x7c00, 0xfc00, 0x7c00,
                                           0x0400, 1,      0,      1,      2,      0x3c00, 0x3c02, 0x0400};
   for (const KernelTable* table : available_tables()) {
     std::vector<uint16_t> got(x.size());
-    table->kv_store[static_cast<size_t>(KvType::kF16)](x.data(), x.size(), reinterpret_cast<uint8_t*>(got.data()));
+    table->kv_store[static_cast<size_t>(KvType::kF16)](x.data(), x.size(),
+                                                       reinterpret_cast<uint8_t*>(got.data()));
     EXPECT_EQ(expected, got) << table->name;
   }
 }
@@ -391,7 +424,9 @@ TEST(RmsNorm, IsNearFloat64AndEqualInEveryTable) {
   }
 }
 
-double ulp(double value) { return std::max(std::ldexp(1.0, std::ilogb(value) - 23), std::ldexp(1.0, -149)); }
+double ulp(double value) {
+  return std::max(std::ldexp(1.0, std::ilogb(value) - 23), std::ldexp(1.0, -149));
+}
 
 TEST(ExpSum, IsWithinTwoUlpOverTheWholeRange) {
   std::vector<float> x;
@@ -448,12 +483,16 @@ TEST(ExpSum, HandlesMaskedNanAndHugeArguments) {
 double exact_activation(Activation kind, double g, double u) {
   const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
   switch (kind) {
-    case Activation::kSilu: return g * sigmoid(g) * u;
+    case Activation::kSilu:
+      return g * sigmoid(g) * u;
     case Activation::kGeluTanh:
       return 0.5 * g * (1 + std::tanh(0.79788456080286535588 * (g + 0.044715 * g * g * g))) * u;
-    case Activation::kRelu: return std::max(g, 0.0) * u;
-    case Activation::kDRelu: return std::max(g, 0.0) * std::max(u, 0.0);
-    case Activation::kSwigluOai: break;
+    case Activation::kRelu:
+      return std::max(g, 0.0) * u;
+    case Activation::kDRelu:
+      return std::max(g, 0.0) * std::max(u, 0.0);
+    case Activation::kSwigluOai:
+      break;
   }
   const double gate = std::min(g, 7.0), up = std::min(std::max(u, -7.0), 7.0);
   return gate * sigmoid(1.702 * gate) * (up + 1);
@@ -472,7 +511,8 @@ TEST(GatedActivation, IsNearFloat64AndEqualInEveryTable) {
       const double exact = exact_activation(static_cast<Activation>(kind), gate[i], up[i]);
       double scale = std::abs(static_cast<double>(gate[i]) * up[i]);
       if (static_cast<Activation>(kind) == Activation::kSwigluOai) {
-        scale = std::abs(static_cast<double>(gate[i])) * (std::min(std::abs(static_cast<double>(up[i])), 7.0) + 1);
+        scale = std::abs(static_cast<double>(gate[i])) *
+                (std::min(std::abs(static_cast<double>(up[i])), 7.0) + 1);
       }
       EXPECT_NEAR(exact, expected[i], 4 * 0x1p-23 * scale) << kind << " " << gate[i] << " " << up[i];
     }
@@ -516,6 +556,14 @@ TEST(Select, FindsTablesByNameAndTheBestWithout) {
   EXPECT_EQ(nullptr, select_table("no such table"));
   for (const KernelTable* table : available_tables()) EXPECT_EQ(table, select_table(table->name));
 }
+
+#if defined(__x86_64__)
+TEST(Select, Avx2IsThereWhereTheProcessorHasIt) {
+  const bool has =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  EXPECT_EQ(has, select_table("avx2") != nullptr);
+}
+#endif
 
 void broken_matmul(const MatmulArgs& args) {
   reference_table().matmul[static_cast<size_t>(TensorType::kQ6_K)](args);

@@ -16,21 +16,31 @@ ScaleOffsets scale_offsets(TensorType type) {
     case TensorType::kQ4_1:
     case TensorType::kQ5_1:
     case TensorType::kQ4_K:
-    case TensorType::kQ5_K: return {0, 2};
-    case TensorType::kQ2_K: return {80, 82};
-    case TensorType::kQ3_K: return {108, -1};
-    case TensorType::kQ6_K: return {208, -1};
-    case TensorType::kTQ1_0: return {52, -1};
-    case TensorType::kTQ2_0: return {64, -1};
+    case TensorType::kQ5_K:
+      return {0, 2};
+    case TensorType::kQ2_K:
+      return {80, 82};
+    case TensorType::kQ3_K:
+      return {108, -1};
+    case TensorType::kQ6_K:
+      return {208, -1};
+    case TensorType::kTQ1_0:
+      return {52, -1};
+    case TensorType::kTQ2_0:
+      return {64, -1};
     case TensorType::kIQ1_M:  // The top of the half lies in the top nibble of the last scale word.
     case TensorType::kMXFP4:
-    case TensorType::kNVFP4: return {-1, -1};
-    default: return {0, -1};
+    case TensorType::kNVFP4:
+      return {-1, -1};
+    default:
+      return {0, -1};
   }
 }
 
 /// Keeps sign and mantissa; the exponent becomes 2^-7 or 2^-6.
-void tame_half(uint8_t* p) { p[1] = static_cast<uint8_t>((p[1] & 0x87) | 0x20); }
+void tame_half(uint8_t* p) {
+  p[1] = static_cast<uint8_t>((p[1] & 0x87) | 0x20);
+}
 
 void tame_block(TensorType type, uint8_t* block) {
   if (type == TensorType::kF32) {

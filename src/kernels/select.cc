@@ -35,18 +35,23 @@ ActivationForm activation_form(TensorType weight_type) {
     case TensorType::kQ5_1:
     case TensorType::kQ8_0:
     case TensorType::kIQ4_NL:
-    case TensorType::kMXFP4: return ActivationForm::kQ8Block32;
+    case TensorType::kMXFP4:
+      return ActivationForm::kQ8Block32;
     case TensorType::kQ2_K:
     case TensorType::kQ3_K:
     case TensorType::kQ4_K:
     case TensorType::kQ5_K:
     case TensorType::kQ6_K:
-    case TensorType::kIQ4_XS: return ActivationForm::kQ8Block256;
-    default: return ActivationForm::kF32;
+    case TensorType::kIQ4_XS:
+      return ActivationForm::kQ8Block256;
+    default:
+      return ActivationForm::kF32;
   }
 }
 
-size_t activation_scales_offset(size_t n) { return base::round_up(n, 64); }
+size_t activation_scales_offset(size_t n) {
+  return base::round_up(n, 64);
+}
 
 size_t activation_sums_offset(ActivationForm form, size_t n) {
   const size_t scales = form == ActivationForm::kQ8Block32 ? n / 32 : n / 256;

@@ -24,16 +24,17 @@ struct TypeNames {
   std::string_view dequantize;
 };
 
-#define GANGLION_TYPE_NAMES(type) {TensorType::k##type, "matmul " #type, "dequantize " #type}
+#define GANGLION_TYPE_NAMES(type) \
+  { TensorType::k##type, "matmul " #type, "dequantize " #type }
 constexpr TypeNames kTypeNames[] = {
-    GANGLION_TYPE_NAMES(F32),     GANGLION_TYPE_NAMES(F16),    GANGLION_TYPE_NAMES(BF16),
-    GANGLION_TYPE_NAMES(Q4_0),    GANGLION_TYPE_NAMES(Q4_1),   GANGLION_TYPE_NAMES(Q5_0),
-    GANGLION_TYPE_NAMES(Q5_1),    GANGLION_TYPE_NAMES(Q8_0),   GANGLION_TYPE_NAMES(Q2_K),
-    GANGLION_TYPE_NAMES(Q3_K),    GANGLION_TYPE_NAMES(Q4_K),   GANGLION_TYPE_NAMES(Q5_K),
+    GANGLION_TYPE_NAMES(F32),     GANGLION_TYPE_NAMES(F16),     GANGLION_TYPE_NAMES(BF16),
+    GANGLION_TYPE_NAMES(Q4_0),    GANGLION_TYPE_NAMES(Q4_1),    GANGLION_TYPE_NAMES(Q5_0),
+    GANGLION_TYPE_NAMES(Q5_1),    GANGLION_TYPE_NAMES(Q8_0),    GANGLION_TYPE_NAMES(Q2_K),
+    GANGLION_TYPE_NAMES(Q3_K),    GANGLION_TYPE_NAMES(Q4_K),    GANGLION_TYPE_NAMES(Q5_K),
     GANGLION_TYPE_NAMES(Q6_K),    GANGLION_TYPE_NAMES(IQ2_XXS), GANGLION_TYPE_NAMES(IQ2_XS),
-    GANGLION_TYPE_NAMES(IQ3_XXS), GANGLION_TYPE_NAMES(IQ1_S),  GANGLION_TYPE_NAMES(IQ4_NL),
-    GANGLION_TYPE_NAMES(IQ3_S),   GANGLION_TYPE_NAMES(IQ2_S),  GANGLION_TYPE_NAMES(IQ4_XS),
-    GANGLION_TYPE_NAMES(IQ1_M),   GANGLION_TYPE_NAMES(TQ1_0),  GANGLION_TYPE_NAMES(TQ2_0),
+    GANGLION_TYPE_NAMES(IQ3_XXS), GANGLION_TYPE_NAMES(IQ1_S),   GANGLION_TYPE_NAMES(IQ4_NL),
+    GANGLION_TYPE_NAMES(IQ3_S),   GANGLION_TYPE_NAMES(IQ2_S),   GANGLION_TYPE_NAMES(IQ4_XS),
+    GANGLION_TYPE_NAMES(IQ1_M),   GANGLION_TYPE_NAMES(TQ1_0),   GANGLION_TYPE_NAMES(TQ2_0),
     GANGLION_TYPE_NAMES(MXFP4),   GANGLION_TYPE_NAMES(NVFP4),
 };
 #undef GANGLION_TYPE_NAMES
@@ -59,9 +60,12 @@ Floats random_floats(size_t n, uint64_t seed) {
   return values;
 }
 
-uint8_t* align64(uint8_t* p) { return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64; }
+uint8_t* align64(uint8_t* p) {
+  return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
+}
 
-std::string_view differs_in_type(const KernelTable& table, const KernelTable& reference, const TypeNames& names) {
+std::string_view differs_in_type(const KernelTable& table, const KernelTable& reference,
+                                 const TypeNames& names) {
   const size_t slot = static_cast<size_t>(names.type);
   const size_t stride = base::row_bytes(names.type, kColumns);
   uint64_t seed = 1 + slot;
@@ -86,7 +90,8 @@ std::string_view differs_in_type(const KernelTable& table, const KernelTable& re
   if (memcmp(expected_x, got_x, kTokens * x_stride) != 0) return "store_activation";
 
   Floats expected_out(kTokens * kRows), out(kTokens * kRows), single(kRows);
-  MatmulArgs args{weights.data(), stride, kRows, kColumns, expected_x, x_stride, kTokens, expected_out.data(), kRows};
+  MatmulArgs args{weights.data(),      stride, kRows, kColumns, expected_x, x_stride, kTokens,
+                  expected_out.data(), kRows};
   reference.matmul[slot](args);
   if (!table.matmul[slot]) return names.matmul;
   args.out = out.data();
@@ -94,7 +99,8 @@ std::string_view differs_in_type(const KernelTable& table, const KernelTable& re
   args.out = single.data();
   args.tokens = 1;
   table.matmul[slot](args);
-  const bool same = same_bytes(expected_out, out) && memcmp(single.data(), out.data(), kRows * sizeof(float)) == 0;
+  const bool same =
+      same_bytes(expected_out, out) && memcmp(single.data(), out.data(), kRows * sizeof(float)) == 0;
   return same ? std::string_view() : names.matmul;
 }
 

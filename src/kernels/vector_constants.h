@@ -13,7 +13,8 @@ static constexpr float kLn2High = 0x1.62e4p-1f;
 static constexpr float kLn2Low = 0x1.7f7d1cp-20f;
 /// Adding and subtracting 1.5 * 2^23 rounds to an integer, which is then also in the low bits.
 static constexpr float kRoundMagic = 0x1.8p+23f;
-/// exp(r) = 1 + r + r^2 * (c0 + c1 r + .. + c4 r^4) for |r| <= ln(2) / 2, minimax in the relative error (0.06 ulp).
+/// exp(r) = 1 + r + r^2 * (c0 + c1 r + .. + c4 r^4) for |r| <= ln(2) / 2, fitted for the least relative error
+/// (0.06 ulp).
 static constexpr float kExpC0 = 0x1.fffffcp-2f;
 static constexpr float kExpC1 = 0x1.555490p-3f;
 static constexpr float kExpC2 = 0x1.5558f4p-5f;

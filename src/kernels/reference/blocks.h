@@ -24,7 +24,8 @@ struct SuperBlock {
 };
 
 /// The nonlinear 4-bit codebook of IQ4_NL and IQ4_XS.
-static const int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
 /// Twice the E2M1 values of MXFP4 and NVFP4 (OCP microscaling formats, v1.0).
 static const int8_t kFp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
@@ -46,8 +47,10 @@ static void unpack_offset(const uint8_t* qs, const uint8_t* high_bits, int offse
   uint8_t low[32];
   unpack_nibbles(qs, low);
   const uint32_t high = high_bits ? read_u32(high_bits) : 0;
-  for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>((low[i] | ((high >> i) & 1u) << 4)) ;
-  for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(out[i] - offset);
+  for (int i = 0; i < 32; ++i) {
+    const int bit = static_cast<int>((high >> i) & 1u);
+    out[i] = static_cast<int8_t>((low[i] | bit << 4) - offset);
+  }
 }
 
 static void unpack_codebook(const uint8_t* qs, const int8_t* values, int8_t* out) {
@@ -94,7 +97,9 @@ static void unpack_codebook(const uint8_t* qs, const int8_t* values, int8_t* out
 }
 
 /// Codes of 2 bits, 128 elements from 32 bytes: byte k holds elements k, k + 32, k + 64, k + 96.
-static int two_bits(const uint8_t* qs, int i) { return (qs[32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4))) & 3; }
+static int two_bits(const uint8_t* qs, int i) {
+  return (qs[32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4))) & 3;
+}
 
 [[maybe_unused]] static void unpack_q2_k(const uint8_t* p, SuperBlock* block) {
   block->scale = half_to_float(read_u16(p + 80));
@@ -138,7 +143,9 @@ static void unpack_k_scales(const uint8_t* s, SuperBlock* block) {
 }
 
 /// Codes of 4 bits, 64 elements from 32 bytes: byte k holds elements k and k + 32.
-static int four_bits(const uint8_t* qs, int i) { return (qs[32 * (i / 64) + i % 32] >> (4 * (i / 32 % 2))) & 15; }
+static int four_bits(const uint8_t* qs, int i) {
+  return (qs[32 * (i / 64) + i % 32] >> (4 * (i / 32 % 2))) & 15;
+}
 
 [[maybe_unused]] static void unpack_q4_k(const uint8_t* p, SuperBlock* block) {
   block->scale = half_to_float(read_u16(p));

@@ -6,7 +6,9 @@
 namespace ganglion::kernels {
 namespace {
 
-void dequantize_f32(const uint8_t* row, size_t n, float* out) { memcpy(out, row, n * sizeof(float)); }
+void dequantize_f32(const uint8_t* row, size_t n, float* out) {
+  memcpy(out, row, n * sizeof(float));
+}
 
 void dequantize_f16(const uint8_t* row, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = half_to_float(read_u16(row + 2 * i));
@@ -36,7 +38,8 @@ void dequantize_super(const uint8_t* row, size_t n, float* out) {
     for (size_t i = 0; i < 256; ++i) {
       const float scale = block.scale * static_cast<float>(block.sub_scale[i / 16]);
       const float value = scale * static_cast<float>(block.q[i]);
-      out[256 * b + i] = kHasMin ? value - block.min_scale * static_cast<float>(block.sub_min[i / 16]) : value;
+      out[256 * b + i] =
+          kHasMin ? value - block.min_scale * static_cast<float>(block.sub_min[i / 16]) : value;
     }
   }
 }
@@ -50,14 +53,13 @@ float ternary_digit(uint8_t code, uint8_t power) {
 void dequantize_tq1_0(const uint8_t* row, size_t n, float* out) {
   static const uint8_t kPowers[5] = {1, 3, 9, 27, 81};
   // Three runs of codes: 32 bytes and 16 bytes of five digits, 4 bytes of four digits; digits vary slowest.
-  static const struct {
-    size_t offset, bytes, digits;
-  } kRuns[3] = {{0, 32, 5}, {32, 16, 5}, {48, 4, 4}};
+  static const struct { size_t offset, bytes, digits; } kRuns[3] = {{0, 32, 5}, {32, 16, 5}, {48, 4, 4}};
   for (size_t b = 0; b < n / 256; ++b, row += 54) {
     const float scale = half_to_float(read_u16(row + 52));
     for (const auto& run : kRuns) {
       for (size_t d = 0; d < run.digits; ++d) {
-        for (size_t i = 0; i < run.bytes; ++i) *out++ = scale * ternary_digit(row[run.offset + i], kPowers[d]);
+        for (size_t i = 0; i < run.bytes; ++i)
+          *out++ = scale * ternary_digit(row[run.offset + i], kPowers[d]);
       }
     }
   }
@@ -70,7 +72,7 @@ void dequantize_tq2_0(const uint8_t* row, size_t n, float* out) {
   }
 }
 
-/// Half of an unsigned E4M3 number (the FP4 codebook is doubled). 0x7f, its NaN, counts as 0; bit 7 is unused.
+/// Half of an unsigned E4M3 number, as the FP4 codebook is doubled. 0x7f, its NaN, is 0; bit 7 is unused.
 float ue4m3_half(uint8_t code) {
   if (code == 0 || code == 0x7f) return 0.0f;
   const uint32_t exponent = (code >> 3) & 15u;
@@ -123,6 +125,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const DequantizeFn* reference_dequantize() { return kTable.of; }
+const DequantizeFn* reference_dequantize() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

@@ -1,4 +1,4 @@
-// Scalar dequantisation of the IQ1, IQ2 and IQ3 types, whose codes name groups of 8 or 4 elements in a codebook.
+// Scalar dequantisation of the IQ1, IQ2 and IQ3 types, whose codes name 8 or 4 elements in a codebook.
 // Source of the layouts: GGUF/ggml type definitions; checked by tests/fixtures/quants.
 #include "kernels/reference/grids.h"
 #include "kernels/reference/reference.h"
@@ -21,7 +21,9 @@ uint32_t even_signs(uint32_t bits) {
   return bits | (parity & 1) << 7;
 }
 
-float sign_of(uint32_t signs, size_t i) { return (signs >> i) & 1 ? -1.0f : 1.0f; }
+float sign_of(uint32_t signs, size_t i) {
+  return (signs >> i) & 1 ? -1.0f : 1.0f;
+}
 
 void put_iq2(uint32_t entry, uint32_t signs, float scale, float* out) {
   for (size_t i = 0; i < 8; ++i) out[i] = scale * kIq2Values[(entry >> (2 * i)) & 3] * sign_of(signs, i);
@@ -38,10 +40,14 @@ void put_iq1(uint32_t entry, float delta, float scale, float* out) {
 }
 
 /// d * (1/2 + s) * factor, in this order.
-float half_step_scale(float d, uint32_t s, float factor) { return d * (0.5f + static_cast<float>(s)) * factor; }
+float half_step_scale(float d, uint32_t s, float factor) {
+  return d * (0.5f + static_cast<float>(s)) * factor;
+}
 
 /// Nibble k of a byte array.
-uint32_t nibble(const uint8_t* p, size_t k) { return (p[k / 2] >> (4 * (k % 2))) & 15u; }
+uint32_t nibble(const uint8_t* p, size_t k) {
+  return (p[k / 2] >> (4 * (k % 2))) & 15u;
+}
 
 void dequantize_iq2_xxs(const uint8_t* row, size_t n, float* out) {
   const uint16_t* grid = iq_grids().iq2_xxs;
@@ -51,7 +57,8 @@ void dequantize_iq2_xxs(const uint8_t* row, size_t n, float* out) {
       const uint8_t* index = row + 2 + 8 * j;
       const uint32_t rest = read_u32(index + 4);
       const float scale = half_step_scale(d, rest >> 28, 0.25f);
-      for (size_t k = 0; k < 4; ++k, out += 8) put_iq2(grid[index[k]], even_signs(rest >> (7 * k)), scale, out);
+      for (size_t k = 0; k < 4; ++k, out += 8)
+        put_iq2(grid[index[k]], even_signs(rest >> (7 * k)), scale, out);
     }
   }
 }
@@ -157,6 +164,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const DequantizeFn* reference_dequantize_iq() { return kTable.of; }
+const DequantizeFn* reference_dequantize_iq() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

@@ -387,6 +387,8 @@ const IqGrids kGrids = {kIq1, kIq2Xxs, kIq2Xs, kIq2S, kIq3Xxs, kIq3S};
 
 }  // namespace
 
-const IqGrids& iq_grids() { return kGrids; }
+const IqGrids& iq_grids() {
+  return kGrids;
+}
 
 }  // namespace ganglion::kernels

@@ -7,8 +7,12 @@
 namespace ganglion::kernels {
 namespace {
 
-float load_f32(const uint8_t* row, size_t i) { return float_from_bits(read_u32(row + 4 * i)); }
-float load_f16(const uint8_t* row, size_t i) { return half_to_float(read_u16(row + 2 * i)); }
+float load_f32(const uint8_t* row, size_t i) {
+  return float_from_bits(read_u32(row + 4 * i));
+}
+float load_f16(const uint8_t* row, size_t i) {
+  return half_to_float(read_u16(row + 2 * i));
+}
 float load_q8_0(const uint8_t* row, size_t i) {
   const uint8_t* block = row + 34 * (i / 32);
   return half_to_float(read_u16(block)) * static_cast<float>(static_cast<int8_t>(block[2 + i % 32]));
@@ -33,7 +37,9 @@ void kv_axpy(const float* w, const uint8_t* v, size_t stride, size_t count, size
   }
 }
 
-void store_f32(const float* x, size_t n, uint8_t* row) { memcpy(row, x, n * sizeof(float)); }
+void store_f32(const float* x, size_t n, uint8_t* row) {
+  memcpy(row, x, n * sizeof(float));
+}
 
 void store_f16(const float* x, size_t n, uint8_t* row) {
   for (size_t i = 0; i < n; ++i) {
@@ -59,6 +65,8 @@ const KvKernels kKernels = {
 
 }  // namespace
 
-const KvKernels& reference_kv() { return kKernels; }
+const KvKernels& reference_kv() {
+  return kKernels;
+}
 
 }  // namespace ganglion::kernels

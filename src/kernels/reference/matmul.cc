@@ -87,8 +87,8 @@ constexpr size_t kTokenTile = 16;
 template <TensorType kType>
 void matmul_float(const MatmulArgs& args) {
   const size_t slot = static_cast<size_t>(kType);
-  const DequantizeFn dequantize = reference_dequantize()[slot] ? reference_dequantize()[slot]
-                                                              : reference_dequantize_iq()[slot];
+  const DequantizeFn dequantize =
+      reference_dequantize()[slot] ? reference_dequantize()[slot] : reference_dequantize_iq()[slot];
   const base::TensorTypeInfo& info = base::tensor_type_info(kType);
   const size_t chunk_bytes = kChunk / info.block_elems * info.block_bytes;
   for (size_t r = 0; r < args.rows; ++r) {
@@ -145,6 +145,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* reference_matmul() { return kTable.of; }
+const MatmulFn* reference_matmul() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

@@ -53,7 +53,8 @@ float exp_of(float x) {
   p = std::fmaf(p, r * r, r) + 1.0f;
   const int32_t half = exponent >> 1;
   const float first = float_from_bits(static_cast<uint32_t>(half + 127) << 23);
-  const float second = float_from_bits((static_cast<uint32_t>(exponent) - static_cast<uint32_t>(half) + 127u) << 23);
+  const float second =
+      float_from_bits((static_cast<uint32_t>(exponent) - static_cast<uint32_t>(half) + 127u) << 23);
   return p * first * second;
 }
 
@@ -75,18 +76,26 @@ float exp_sum(float* x, size_t n, float max_value) {
   return acc[0];
 }
 
-float relu(float x) { return 0.0f > x ? 0.0f : x; }
+float relu(float x) {
+  return 0.0f > x ? 0.0f : x;
+}
 
-float silu_gate(float gate, float up) { return gate * sigmoid(gate) * up; }
+float silu_gate(float gate, float up) {
+  return gate * sigmoid(gate) * up;
+}
 
 float gelu_gate(float gate, float up) {
   const float cubic = std::fmaf(kGeluCubic * (gate * gate), gate, gate);
   return gate * sigmoid(kGeluScale * cubic) * up;
 }
 
-float relu_gate(float gate, float up) { return relu(gate) * up; }
+float relu_gate(float gate, float up) {
+  return relu(gate) * up;
+}
 
-float drelu_gate(float gate, float up) { return relu(gate) * relu(up); }
+float drelu_gate(float gate, float up) {
+  return relu(gate) * relu(up);
+}
 
 float swiglu_oai_gate(float gate, float up) {
   gate = kSwigluLimit < gate ? kSwigluLimit : gate;
@@ -109,8 +118,8 @@ KernelTable make_table() {
   table.name = "reference";
   for (size_t slot = 0; slot < kTypeSlots; ++slot) {
     table.matmul[slot] = reference_matmul()[slot];
-    table.dequantize[slot] = reference_dequantize()[slot] ? reference_dequantize()[slot]
-                                                          : reference_dequantize_iq()[slot];
+    table.dequantize[slot] =
+        reference_dequantize()[slot] ? reference_dequantize()[slot] : reference_dequantize_iq()[slot];
   }
   table.store_activation = store_activation;
   for (size_t kind = 0; kind < kKvTypes; ++kind) {

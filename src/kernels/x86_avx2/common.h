@@ -12,8 +12,12 @@
 
 namespace ganglion::kernels {
 
-GANGLION_INLINE __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-GANGLION_INLINE __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+GANGLION_INLINE __m256i load_256(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+GANGLION_INLINE __m128i load_128(const void* p) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(p));
+}
 
 GANGLION_INLINE uint16_t load_u16(const uint8_t* p) {
   uint16_t value;
@@ -27,7 +31,9 @@ GANGLION_INLINE int load_i32(const uint8_t* p) {
   return value;
 }
 
-GANGLION_INLINE float half_scalar(const uint8_t* p) { return _cvtsh_ss(load_u16(p)); }
+GANGLION_INLINE float half_scalar(const uint8_t* p) {
+  return _cvtsh_ss(load_u16(p));
+}
 
 /// Lane i all ones where i < count.
 GANGLION_INLINE __m256i lanes_below(size_t count) {
@@ -59,7 +65,8 @@ GANGLION_INLINE __m256i sum_halves(const __m256i* p) {
 /// Lane k of the result is the sum of the eight int32 of p[k]. Integer sums are exact, so the order is free.
 GANGLION_INLINE __m256i sum_each_8(const __m256i* p) {
   const __m256i first = sum_halves(p), second = sum_halves(p + 4);
-  return _mm256_add_epi32(_mm256_blend_epi32(first, second, 0xf0), _mm256_permute2x128_si256(first, second, 0x21));
+  return _mm256_add_epi32(_mm256_blend_epi32(first, second, 0xf0),
+                          _mm256_permute2x128_si256(first, second, 0x21));
 }
 
 /// Lane k of the result is the sum of the four int32 in half k % 2 of p[k / 2].
@@ -75,10 +82,12 @@ GANGLION_INLINE float tree_8(__m256 v) {
 }
 
 /// The tree over 16 lanes, given as two vectors of 8.
-GANGLION_INLINE float tree_16(__m256 low, __m256 high) { return tree_8(_mm256_add_ps(low, high)); }
+GANGLION_INLINE float tree_16(__m256 low, __m256 high) {
+  return tree_8(_mm256_add_ps(low, high));
+}
 
-/// How far ahead of its use a stream of weights is asked for. The hardware prefetcher stops at each 4 KiB page;
-/// measured on Zen 4, one token from DRAM gains up to a half, and distances of 2 to 6 KiB are alike.
+/// How far ahead of its use a stream of weights is asked for. The hardware prefetcher stops at each 4 KiB
+/// page; measured on Zen 4, one token from DRAM gains up to a half, and distances of 2 to 6 KiB are alike.
 static constexpr size_t kPrefetchBytes = 3072;
 
 /// Asks for the `kBytes` that lie kPrefetchBytes behind p. Addresses past the end of a buffer are harmless.
@@ -112,10 +121,17 @@ GANGLION_INLINE void for_each_tile(const MatmulArgs& args) {
         const uint8_t* weights = args.weights + r * args.weight_stride;
         float* out = args.out + t * args.out_stride + r;
         switch (args.tokens - t) {
-          case 1: Kernel::template row<1>(args, weights, x, out); break;
-          case 2: Kernel::template row<2>(args, weights, x, out); break;
-          case 3: Kernel::template row<3>(args, weights, x, out); break;
-          default: Kernel::template row<4>(args, weights, x, out);
+          case 1:
+            Kernel::template row<1>(args, weights, x, out);
+            break;
+          case 2:
+            Kernel::template row<2>(args, weights, x, out);
+            break;
+          case 3:
+            Kernel::template row<3>(args, weights, x, out);
+            break;
+          default:
+            Kernel::template row<4>(args, weights, x, out);
         }
       }
     }

@@ -1,4 +1,5 @@
-// AVX2 kernels of the KV cache. Same bits as reference/kv.cc. F32 and F16 rows take any n, Q8_0 ones n % 32 == 0.
+// AVX2 kernels of the KV cache. Same bits as reference/kv.cc. F32 and F16 rows take any n, Q8_0 rows a
+// multiple of 32.
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx2/common.h"
 #include "kernels/x86_avx2/quantize.h"
@@ -68,7 +69,8 @@ void kv_dot(const float* q, const uint8_t* k, size_t stride, size_t count, size_
 
 /// 16 * S elements of `out` stay in registers while all rows pass.
 template <class Type, size_t S>
-GANGLION_INLINE void axpy_columns(const float* w, const uint8_t* v, size_t stride, size_t count, size_t i, float* out) {
+GANGLION_INLINE void axpy_columns(const float* w, const uint8_t* v, size_t stride, size_t count, size_t i,
+                                  float* out) {
   __m256 low[S], high[S];
   for (size_t s = 0; s < S; ++s) {
     low[s] = _mm256_loadu_ps(out + i + 16 * s);
@@ -98,7 +100,9 @@ void kv_axpy(const float* w, const uint8_t* v, size_t stride, size_t count, size
   }
 }
 
-void store_f32(const float* x, size_t n, uint8_t* row) { memcpy(row, x, n * sizeof(float)); }
+void store_f32(const float* x, size_t n, uint8_t* row) {
+  memcpy(row, x, n * sizeof(float));
+}
 
 void store_f16(const float* x, size_t n, uint8_t* row) {
   size_t i = 0;

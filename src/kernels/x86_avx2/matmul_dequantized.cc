@@ -1,4 +1,4 @@
-// Products of the types without a kernel of their own: the reference dequantises pieces of a row, AVX2 multiplies.
+// Products of the types without a kernel of their own: the reference dequantises, AVX2 multiplies.
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx2/common.h"
 
@@ -78,6 +78,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* avx2_matmul_dequantized() { return kTable.of; }
+const MatmulFn* avx2_matmul_dequantized() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

@@ -18,7 +18,9 @@ struct F32 {
 };
 
 struct F16 {
-  GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) { return _mm256_cvtph_ps(load_128(row + 2 * i)); }
+  GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) {
+    return _mm256_cvtph_ps(load_128(row + 2 * i));
+  }
   GANGLION_INLINE float load(const uint8_t* row, size_t i) { return half_scalar(row + 2 * i); }
 };
 
@@ -36,7 +38,8 @@ struct BF16 {
 
 /// The last n % 16 elements, each in its lane, then the tree.
 template <class Type>
-GANGLION_INLINE float finish(const uint8_t* row, const float* x, size_t begin, size_t n, __m256 low, __m256 high) {
+GANGLION_INLINE float finish(const uint8_t* row, const float* x, size_t begin, size_t n, __m256 low,
+                             __m256 high) {
   if (begin == n) return tree_16(low, high);
   alignas(32) float lanes[16];
   _mm256_store_ps(lanes, low);
@@ -111,6 +114,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* avx2_matmul_float() { return kTable.of; }
+const MatmulFn* avx2_matmul_float() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

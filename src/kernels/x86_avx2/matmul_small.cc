@@ -7,8 +7,8 @@ namespace ganglion::kernels {
 namespace {
 
 /// Eight blocks of one row, unpacked. Nibble types are paired, which halves the work on codes and sums:
-/// codes[2 i] holds the low nibbles (elements 0 to 15) of blocks 2 i and 2 i + 1, codes[2 i + 1] the high ones.
-/// Q8_0 has its blocks one by one.
+/// codes[2 i] holds the low nibbles (elements 0 to 15) of blocks 2 i and 2 i + 1, codes[2 i + 1] the high
+/// ones. Q8_0 has its blocks one by one.
 struct Group {
   __m256i codes[8];
   __m256 scales;
@@ -19,8 +19,8 @@ GANGLION_INLINE __m256i two_halves(const void* low, const void* high) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(load_128(low)), load_128(high), 1);
 }
 
-/// The half-precision scales at the start of eight blocks, and the minima that follow them where there are any.
-/// Reads four bytes of each block: loads of 32 bits need no merging.
+/// The half-precision scales at the start of eight blocks, and the minima that follow them where there are
+/// any. Reads four bytes of each block: loads of 32 bits need no merging.
 template <size_t kBytes, bool kHasMin>
 GANGLION_INLINE void load_scales(const uint8_t* p, Group* group) {
   __m128i pairs[4];
@@ -52,7 +52,8 @@ GANGLION_INLINE void add_fifth_bits(const uint8_t* p, Group* group) {
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
   const __m256i sixteen = _mm256_set1_epi8(16);
   const __m256i low_bytes = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0101010101010101, 0));
-  const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0303030303030303, 0x0202020202020202));
+  const __m256i high_bytes =
+      _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0303030303030303, 0x0202020202020202));
   for (size_t i = 0; i < 4; ++i) {
     const uint8_t* first = p + 2 * i * kBytes + kAt;
     const __m256i bits = _mm256_blend_epi32(_mm256_set1_epi32(load_i32(first)),
@@ -70,8 +71,8 @@ GANGLION_INLINE void look_up(__m128i values, Group* group) {
   for (size_t i = 0; i < 8; ++i) group->codes[i] = _mm256_shuffle_epi8(table, group->codes[i]);
 }
 
-/// What all types say of themselves: `kBytes` of a block; `kOffset`, what codes stand above their value (codes
-/// are then unsigned); `kSigned` where codes are values; `kHasMin`; `kPaired` as in Group.
+/// What all types say of themselves: `kBytes` of a block; `kOffset`, what codes stand above their value
+/// (codes are then unsigned); `kSigned` where codes are values; `kHasMin`; `kPaired` as in Group.
 template <size_t kBytesIn, int kOffsetIn, bool kSignedIn, bool kHasMinIn, bool kPairedIn = true>
 struct Traits {
   static constexpr size_t kBytes = kBytesIn;
@@ -142,8 +143,8 @@ struct Mxfp4 : Traits<17, 12, false, false> {
   }
 };
 
-/// Products of 32 codes and activations, added up in pairs. The largest is 2 * 128 * 127 < 2^15, as activations
-/// are at least -127; of two unsigned codes of 5 bits, a quarter of that.
+/// Products of 32 codes and activations, added up in pairs. The largest is 2 * 128 * 127 < 2^15, as
+/// activations are at least -127; of two unsigned codes of 5 bits, a quarter of that.
 template <bool kSigned>
 GANGLION_INLINE __m256i multiply(__m256i codes, __m256i q) {
   if (kSigned) {
@@ -177,8 +178,8 @@ GANGLION_INLINE __m256i block_sums(const Group& group, const int8_t* q) {
 
 /// Adds the products of a group to the lanes of its blocks.
 template <class Type>
-GANGLION_INLINE __m256 add_group(const Group& group, const int8_t* q, const float* scales, const int16_t* sums,
-                                 __m256 acc) {
+GANGLION_INLINE __m256 add_group(const Group& group, const int8_t* q, const float* scales,
+                                 const int16_t* sums, __m256 acc) {
   __m256i products = block_sums<Type>(group, q);
   const __m256i x_sums = _mm256_cvtepi16_epi32(load_128(sums));
   if (Type::kOffset == 8) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 3));
@@ -269,6 +270,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* avx2_matmul_small() { return kTable.of; }
+const MatmulFn* avx2_matmul_small() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

@@ -9,9 +9,10 @@ namespace {
 
 /// An unpacked super-block.
 struct Super {
-  __m256i codes[8];   ///< 32 elements each.
-  __m256i scales[8];  ///< Of each 32 elements, 16 int16: eight times the first group's, eight times the second's.
-  __m256i groups;     ///< 16 int16, in order: sub-minima if the type has a minimum, else sub-scales.
+  __m256i codes[8];  ///< 32 elements each.
+  __m256i
+      scales[8];  ///< Of each 32 elements, 16 int16: eight times the first group's, eight times the second's.
+  __m256i groups;  ///< 16 int16, in order: sub-minima if the type has a minimum, else sub-scales.
 };
 
 /// Spreads sub-scales: 16-bit lane j of the lower (upper) half is for the first (second) 16 of elements 32 j.
@@ -67,8 +68,8 @@ GANGLION_INLINE void unpack_k_scales(const uint8_t* p, Super* super) {
   super->groups = _mm256_set_m128i(_mm_unpackhi_epi16(mins, mins), _mm_unpacklo_epi16(mins, mins));
 }
 
-// Each type: its bytes; what its codes stand above their value, as a power of two (-1 for nothing); whether codes
-// are signed; where its scale and the scale of its minimum lie.
+// Each type: its bytes; what its codes stand above their value, as a power of two (-1 for nothing); whether
+// codes are signed; where its scale and the scale of its minimum lie.
 struct Q2K {
   static constexpr size_t kBytes = 84;
   static constexpr int kOffsetLog2 = -1;
@@ -159,8 +160,8 @@ struct Q5K {
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i bytes = load_256(p);
     super->codes[2 * kPair] = _mm256_or_si256(_mm256_and_si256(bytes, low), move_bit<2 * kPair, 4>(high));
-    super->codes[2 * kPair + 1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), low),
-                                                  move_bit<2 * kPair + 1, 4>(high));
+    super->codes[2 * kPair + 1] =
+        _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), low), move_bit<2 * kPair + 1, 4>(high));
   }
 };
 
@@ -181,12 +182,12 @@ struct Q6K {
       const __m256i second = load_256(p + 64 * h + 32);
       const __m256i high = load_256(p + 128 + 32 * h);
       __m256i* codes = super->codes + 4 * h;
-      codes[0] = _mm256_or_si256(_mm256_and_si256(first, nibble),
-                                 _mm256_and_si256(_mm256_slli_epi16(high, 4), top));
+      codes[0] =
+          _mm256_or_si256(_mm256_and_si256(first, nibble), _mm256_and_si256(_mm256_slli_epi16(high, 4), top));
       codes[1] = _mm256_or_si256(_mm256_and_si256(second, nibble),
                                  _mm256_and_si256(_mm256_slli_epi16(high, 2), top));
-      codes[2] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(first, 4), nibble),
-                                 _mm256_and_si256(high, top));
+      codes[2] =
+          _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(first, 4), nibble), _mm256_and_si256(high, top));
       codes[3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(second, 4), nibble),
                                  _mm256_and_si256(_mm256_srli_epi16(high, 2), top));
     }
@@ -213,27 +214,6 @@ struct Iq4Xs {
   }
 };
 
-/// The eight int32 whose sum is that of a super-block, and those of its minima.
-template <class Type>
-GANGLION_INLINE __m256i partial_sums(const Super& super, const int8_t* q, const int16_t* x_sums, __m256i* mins) {
-  __m256i sum = _mm256_setzero_si256();
-  for (int j = 0; j < 8; ++j) {
-    __m256i codes = super.codes[j];
-    __m256i x = load_256(q + 32 * j);
-    if (Type::kSigned) {
-      x = _mm256_sign_epi8(x, codes);
-      codes = _mm256_abs_epi8(codes);
-    }
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), super.scales[j]));
-  }
-  if (Type::kMinAt >= 0) *mins = _mm256_madd_epi16(super.groups, load_256(x_sums));
-  if (Type::kOffsetLog2 >= 0) {
-    const __m256i above = _mm256_madd_epi16(super.groups, load_256(x_sums));
-    sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(above, Type::kOffsetLog2 >= 0 ? Type::kOffsetLog2 : 0));
-  }
-  return sum;
-}
-
 /// Partial sums of up to eight super-blocks for T tokens, and the scales of these super-blocks.
 template <int T>
 struct Partials {
@@ -242,6 +222,33 @@ struct Partials {
   alignas(16) uint16_t scales[8];
   alignas(16) uint16_t min_scales[8];
 };
+
+/// Stores, for each token, eight int32 whose sum is that of super-block b, number k of its group; likewise of
+/// its minima. Codes and sub-scales stay in registers for all tokens.
+template <class Type, int T>
+GANGLION_INLINE void add_super(const Super& super, const ActivationRow* x, size_t b, size_t k,
+                               Partials<T>* partials) {
+  __m256i sums[T];
+  for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_si256();
+  for (int j = 0; j < 8; ++j) {
+    const __m256i codes = Type::kSigned ? _mm256_abs_epi8(super.codes[j]) : super.codes[j];
+    for (int t = 0; t < T; ++t) {
+      __m256i q = load_256(x[t].q + 256 * b + 32 * static_cast<size_t>(j));
+      if (Type::kSigned) q = _mm256_sign_epi8(q, super.codes[j]);
+      const __m256i products = _mm256_maddubs_epi16(codes, q);
+      sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(products, super.scales[j]));
+    }
+  }
+  for (int t = 0; t < T; ++t) {
+    if (Type::kMinAt >= 0 || Type::kOffsetLog2 >= 0) {
+      const __m256i of_groups = _mm256_madd_epi16(super.groups, load_256(x[t].sums + 16 * b));
+      if (Type::kMinAt >= 0) partials->mins[t][k] = of_groups;
+      constexpr int kShift = Type::kOffsetLog2 >= 0 ? Type::kOffsetLog2 : 0;
+      if (Type::kOffsetLog2 >= 0) sums[t] = _mm256_sub_epi32(sums[t], _mm256_slli_epi32(of_groups, kShift));
+    }
+    partials->sums[t][k] = sums[t];
+  }
+}
 
 template <class Type, int T>
 GANGLION_INLINE void add_group(const Partials<T>& partials, const ActivationRow* x, size_t b, size_t count,
@@ -285,10 +292,7 @@ struct Kernel {
         Super super;
         if (T == 1) prefetch<Type::kBytes>(p);
         Type::unpack(p, &super);
-        for (int t = 0; t < T; ++t) {
-          partials.sums[t][k] = partial_sums<Type>(super, x[t].q + 256 * (b + k), x[t].sums + 16 * (b + k),
-                                                   &partials.mins[t][k]);
-        }
+        add_super<Type, T>(super, x, b + k, k, &partials);
         partials.scales[k] = load_u16(p + Type::kScaleAt);
         if (Type::kMinAt >= 0) partials.min_scales[k] = load_u16(p + Type::kMinAt);
       }
@@ -322,6 +326,8 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* avx2_matmul_super() { return kTable.of; }
+const MatmulFn* avx2_matmul_super() {
+  return kTable.of;
+}
 
 }  // namespace ganglion::kernels

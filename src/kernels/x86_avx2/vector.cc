@@ -1,5 +1,5 @@
-// AVX2 vector operations: activation rows, normalisation, softmax and gates. Operation by operation the same as
-// reference/reference_table.cc, so the same bits; ends of vectors go through a padded copy.
+// AVX2 vector operations: activation rows, normalisation, softmax and gates. Operation by operation the same
+// as reference/reference_table.cc, so the same bits; ends of vectors go through a padded copy.
 #include "kernels/vector_constants.h"
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx2/common.h"
@@ -8,7 +8,9 @@
 namespace ganglion::kernels {
 namespace {
 
-void zero_between(uint8_t* row, size_t begin, size_t end) { memset(row + begin, 0, end - begin); }
+void zero_between(uint8_t* row, size_t begin, size_t end) {
+  memset(row + begin, 0, end - begin);
+}
 
 /// Sums of int8 as four int64: each of 8 values.
 GANGLION_INLINE __m256i sum_bytes(const int8_t* q) {
@@ -55,9 +57,12 @@ void store_q8_block256(const float* x, size_t n, uint8_t* row) {
 
 void store_activation(ActivationForm form, const float* x, size_t n, uint8_t* row) {
   switch (form) {
-    case ActivationForm::kQ8Block32: return store_q8_block32(x, n, row);
-    case ActivationForm::kQ8Block256: return store_q8_block256(x, n, row);
-    case ActivationForm::kF32: break;
+    case ActivationForm::kQ8Block32:
+      return store_q8_block32(x, n, row);
+    case ActivationForm::kQ8Block256:
+      return store_q8_block256(x, n, row);
+    case ActivationForm::kF32:
+      break;
   }
   memcpy(row, x, n * sizeof(float));
   zero_between(row, n * sizeof(float), activation_row_bytes(form, n));
@@ -150,7 +155,9 @@ float exp_sum(float* x, size_t n, float max_value) {
 }
 
 /// Keeps NaN: the second operand is returned where the first is not greater.
-GANGLION_INLINE __m256 relu_8(__m256 x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
+GANGLION_INLINE __m256 relu_8(__m256 x) {
+  return _mm256_max_ps(_mm256_setzero_ps(), x);
+}
 
 struct Silu {
   GANGLION_INLINE __m256 apply(__m256 gate, __m256 up) {
@@ -162,7 +169,8 @@ struct GeluTanh {
   GANGLION_INLINE __m256 apply(__m256 gate, __m256 up) {
     const __m256 square = _mm256_mul_ps(_mm256_set1_ps(kGeluCubic), _mm256_mul_ps(gate, gate));
     const __m256 cubic = _mm256_fmadd_ps(square, gate, gate);
-    return _mm256_mul_ps(_mm256_mul_ps(gate, sigmoid_8(_mm256_mul_ps(_mm256_set1_ps(kGeluScale), cubic))), up);
+    return _mm256_mul_ps(_mm256_mul_ps(gate, sigmoid_8(_mm256_mul_ps(_mm256_set1_ps(kGeluScale), cubic))),
+                         up);
   }
 };
 
