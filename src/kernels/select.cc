@@ -1,12 +1,27 @@
 // Which tables there are, and the layout of activation rows that all of them share.
-#include "base/units.h"
 #include "kernels/kernel_table.h"
+
+#ifdef GANGLION_KERNELS_X86
+#include <cpuid.h>
+#endif
+
+#include "base/units.h"
 #ifdef GANGLION_KERNELS_X86
 #include "kernels/x86_avx2/avx2.h"
 #endif
 
 namespace ganglion::kernels {
 namespace {
+
+#ifdef GANGLION_KERNELS_X86
+/// AVX2, FMA and F16C. The first two answers include the operating system's support for wide registers, which
+/// is all that F16C needs of it; for F16C itself, not every compiler has a builtin.
+bool processor_has_avx2() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
 
 struct Available {
   const KernelTable* tables[2] = {};
@@ -16,8 +31,7 @@ struct Available {
 Available find_tables() {
   Available available;
 #ifdef GANGLION_KERNELS_X86
-  // These ask the operating system too: without its support for wide registers, AVX2 counts as absent.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+  if (processor_has_avx2()) {
     available.tables[available.count++] = &avx2_table();
   }
 #endif

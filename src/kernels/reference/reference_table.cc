@@ -60,7 +60,7 @@ float exp_of(float x) {
 
 /// 1 / (1 + exp(-x)) without overflow: e / (1 + e) for negative x.
 float sigmoid(float x) {
-  const float e = exp_of(-std::fabs(x));
+  const float e = exp_of(-__builtin_fabsf(x));
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
