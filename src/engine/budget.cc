@@ -1,0 +1,49 @@
+// What `--mem` means: bytes, a share of what there is, "auto" or "min".
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/units.h"
+#include "engine/runtime.h"
+#include "platform/memory.h"
+
+namespace ganglion::engine {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+constexpr double kAutoShare = 0.85;
+}
+
+Result<uint64_t> parse_budget(const std::string& text) {
+  if (text == "min") return uint64_t{0};
+  const platform::MemoryLimits limits = platform::read_memory_limits();
+  const uint64_t most = std::min({limits.available_bytes, limits.cgroup_limit_bytes, limits.rlimit_bytes});
+  if (text == "auto" || text.empty()) return static_cast<uint64_t>(kAutoShare * static_cast<double>(most));
+  if (text.back() == '%') {
+    char* end = nullptr;
+    const double percent = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != '%' || !(percent > 0 && percent <= 100)) {
+      return Status(Code::kInvalidArgument, "--mem '" + text + "' is not a share - write 1% to 100%");
+    }
+    return static_cast<uint64_t>(percent / 100 * static_cast<double>(most));
+  }
+  Result<uint64_t> bytes = base::parse_bytes(text);
+  if (!bytes.ok()) {
+    return Status(Code::kInvalidArgument, "--mem '" + text + "' is not a size - write 64M, 4G, 75%, auto or min");
+  }
+  if (bytes.value() == 0) return Status(Code::kInvalidArgument, "--mem 0 leaves nothing to run in - try --mem min");
+  const uint64_t limit = std::min(limits.cgroup_limit_bytes, limits.rlimit_bytes);
+  if (bytes.value() > limit) {
+    return Status(Code::kResources,
+                  base::format("--mem %s is above the limit of %s that the system sets for this process (%s) - use "
+                               "--mem %lluM or less",
+                               base::format_bytes(bytes.value()).c_str(), base::format_bytes(limit).c_str(),
+                               limits.cgroup_limit_bytes <= limits.rlimit_bytes ? limits.cgroup_path.c_str() : "ulimit",
+                               static_cast<unsigned long long>(limit / base::kMiB)));
+  }
+  return bytes;
+}
+
+}  // namespace ganglion::engine

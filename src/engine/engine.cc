@@ -1,0 +1,156 @@
+// The public Engine and Session: turns, chunks, poisoning.
+#include "ganglion/engine.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/units.h"
+#include "engine/runtime.h"
+#include "platform/memory.h"
+
+namespace ganglion {
+
+using engine::Row;
+using engine::Runtime;
+
+namespace {
+
+/// Hands a pass's logits to the session's own copy and to the caller's sink.
+class SessionSink final : public engine::PassSink {
+ public:
+  SessionSink(std::span<const Row> rows, LogitSink* caller, std::vector<float>* last)
+      : rows_(rows), caller_(caller), last_(last) {}
+  void logits(size_t row, std::span<const float> logits) override {
+    if (caller_ != nullptr) caller_->logits(rows_[row].position, logits);
+    if (row + 1 == rows_.size()) last_->assign(logits.begin(), logits.end());
+  }
+  void hidden(size_t layer, std::span<const float> hidden) override {
+    if (caller_ != nullptr) caller_->hidden(layer, hidden);
+  }
+
+ private:
+  std::span<const Row> rows_;
+  LogitSink* caller_;
+  std::vector<float>* last_;
+};
+
+class SessionImpl final : public Session {
+ public:
+  explicit SessionImpl(Runtime& runtime)
+      : runtime_(runtime), sequence_(runtime.kv_pages(), runtime.config(), runtime.plan().context) {
+    rows_.reserve(runtime.chunk());
+    logits_.reserve(runtime.config().vocab);
+  }
+
+  Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel, LogitSink* sink) override {
+    if (poisoned_) return Status(Code::kPoisoned, "the session failed before and was not reset");
+    GANGLION_RETURN_IF_ERROR(check(tokens));
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    const size_t chunk = runtime_.chunk();
+    for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
+      const size_t end = std::min(tokens.size(), begin + chunk);
+      const bool next_is_last = end == tokens.size() || end + chunk >= tokens.size();
+      const Status status =
+          evaluate_chunk(tokens.subspan(begin, end - begin), end == tokens.size(), next_is_last, cancel, sink);
+      if (status.ok()) continue;
+      runtime_.stream().restart();
+      poisoned_ = status.code() != Code::kCancelled;
+      return status;
+    }
+    return ok_status();
+  }
+
+  std::span<const float> logits() const override { return logits_; }
+  size_t position() const override { return sequence_.length(); }
+  size_t context() const override { return runtime_.plan().context; }
+
+  bool try_rewind(size_t position) override {
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    if (position > sequence_.length() || !sequence_.try_rewind(position)) return false;
+    logits_.clear();
+    return true;
+  }
+
+  void reset() override {
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    sequence_.clear();
+    logits_.clear();
+    poisoned_ = false;
+  }
+
+ private:
+  Status check(std::span<const int32_t> tokens) const {
+    if (tokens.empty()) return Status(Code::kInvalidArgument, "no token to evaluate");
+    const uint32_t vocab = runtime_.config().vocab;
+    for (const int32_t token : tokens) {
+      if (token < 0 || static_cast<uint32_t>(token) >= vocab) {
+        return Status(Code::kInvalidArgument, base::format("token %d is outside the vocabulary of %u", token, vocab));
+      }
+    }
+    if (tokens.size() > context() - position()) {
+      return Status(Code::kContextOverflow,
+                    base::format("%zu tokens after the %zu that are there exceed the context of %zu - raise it with -c",
+                                 tokens.size(), position(), context()));
+    }
+    return ok_status();
+  }
+
+  // `next_is_last`: the pass after this one ends a prompt or is a decode, so it computes the head.
+  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, bool next_is_last, const std::atomic<bool>* cancel,
+                        LogitSink* sink) {
+    GANGLION_RETURN_IF_ERROR(sequence_.prepare(tokens.size()));
+    rows_.clear();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      rows_.push_back({.token = tokens[i],
+                       .position = sequence_.length() + i,
+                       .sequence = &sequence_,
+                       .wants_logits = sink != nullptr || (last && i + 1 == tokens.size())});
+    }
+    SessionSink to(rows_, sink, &logits_);
+    GANGLION_RETURN_IF_ERROR(runtime_.forward().run(rows_, next_is_last || sink != nullptr, cancel, &to));
+    sequence_.advance(tokens.size());
+    return ok_status();
+  }
+
+  Runtime& runtime_;
+  model::KvSequence sequence_;
+  std::vector<Row> rows_;
+  std::vector<float> logits_;
+  bool poisoned_ = false;
+};
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
+
+  const PlanSummary& plan() const override { return runtime_->summary(); }
+  const TextModel& text() const override { return runtime_->text(); }
+  Status load(bool (*progress)(void*, uint64_t, uint64_t), void* context) override {
+    return runtime_->load(progress, context);
+  }
+  Result<std::unique_ptr<Session>> new_session() override {
+    GANGLION_CHECK(runtime_->loaded());
+    return std::unique_ptr<Session>(std::make_unique<SessionImpl>(*runtime_));
+  }
+  EngineStats stats() const override {
+    const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    const neuron_stream::StreamStats s = runtime_->stream().stats();
+    return {s.device_bytes, s.cached_bytes, s.reads, s.expert_hits, s.expert_misses, s.wait_ns};
+  }
+
+ private:
+  std::unique_ptr<Runtime> runtime_;
+};
+
+}  // namespace
+
+MemoryPeak memory_peak() {
+  return {platform::read_process_memory().peak_bytes, platform::read_cgroup_peak()};
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
+  GANGLION_ASSIGN_OR_RETURN(std::unique_ptr<Runtime> runtime, Runtime::open(options));
+  return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(runtime)));
+}
+
+}  // namespace ganglion

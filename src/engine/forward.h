@@ -1,0 +1,115 @@
+// The forward pass: rows of tokens in, logits out. The only place that waits for weights.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "async_io/read_queue.h"
+#include "base/status.h"
+#include "engine/multiply.h"
+#include "engine/scratch.h"
+#include "kernels/kernel_table.h"
+#include "model/attention.h"
+#include "model/kv_cache.h"
+#include "model/rope.h"
+#include "model/router.h"
+#include "model/weight_map.h"
+#include "model_config/model_config.h"
+
+namespace ganglion::engine {
+
+/// One token at one position of a sequence. Rows of one sequence stand in ascending order.
+struct Row {
+  int32_t token = 0;
+  size_t position = 0;
+  model::KvSequence* sequence = nullptr;
+  bool wants_logits = false;
+};
+
+/// Receives what a pass computes, on the thread that runs it.
+class PassSink {
+ public:
+  virtual ~PassSink() = default;
+  /// Logits [V] of row `row`, valid during the call.
+  virtual void logits(size_t row, std::span<const float> logits) = 0;
+  /// The last row's input of each layer, then its output of the final norm [D] (where logits are wanted).
+  virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
+};
+
+/// Everything that a pass computes with; owned by the runtime.
+struct ForwardContext {
+  const model_config::ModelConfig* config = nullptr;
+  const model::WeightMap* weights = nullptr;
+  const kernels::KernelTable* kernels = nullptr;
+  platform::ThreadPool* threads = nullptr;
+  neuron_stream::NeuronStream* stream = nullptr;
+  async_io::ReadQueue* queue = nullptr;
+  Multiplier* multiplier = nullptr;
+  const neuron_store::WeightStore* store = nullptr;
+  /// Floats of each vector, by VectorRef::index.
+  std::span<const float* const> vectors = {};
+  // The embedding on storage.
+  base::TensorType embedding_type = base::TensorType::kF32;
+  uint32_t embedding_shard = 0;
+  uint64_t embedding_offset = 0;
+  kernels::KvType kv_type = kernels::KvType::kF16;
+  size_t chunk = 0;
+  size_t logit_rows = 1;
+  size_t context = 0;  ///< Decides between long and short rope factors.
+};
+
+class ForwardPass {
+ public:
+  /// Bytes of scratch for chunks of context.chunk rows.
+  static size_t scratch_bytes(const ForwardContext& context);
+
+  ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch);
+  ~ForwardPass();
+
+  /// Evaluates up to `chunk` rows whose KV positions are prepared. `next_output`: whether the pass after this one will
+  /// want logits. Stops with kCancelled between layers once `*cancel` is set.
+  /// Errors: those of reads. After an error the rows' KV positions are unspecified.
+  base::Status run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel, PassSink* sink);
+
+ private:
+  struct Buffers;
+  static Buffers lay_out(const ForwardContext& context, ScratchAllocator& scratch);
+  const float* vector(const model::VectorRef& ref) const {
+    return ref.present() ? context_.vectors[ref.index] : nullptr;
+  }
+
+  base::Status embed(std::span<const Row> rows);
+  base::Status attention(std::span<const Row> rows, size_t layer);
+  base::Status project_qkv(size_t rows, size_t layer);
+  base::Status project_latent(size_t rows, size_t layer);
+  void position_heads(std::span<const Row> rows, size_t layer);
+  base::Status attention_output(size_t rows, size_t layer);
+  base::Status route(size_t rows, size_t layer);
+  base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
+  base::Status expert_ffn(size_t rows, size_t layer);
+  base::Status expert_wave(size_t layer, size_t begin, size_t end);
+  base::Status output(std::span<const Row> rows, PassSink* sink);
+
+  void normalise(const float* weight, size_t rows, const FormSet& forms);
+  void add_residual(const float* bias, const float* norm, size_t rows);
+  void activate(size_t rows, size_t width, size_t row_begin, const FormSet& forms, const float* gate_bias,
+                const float* up_bias);
+  template <typename Body>
+  void for_rows(size_t rows, Body&& body) {
+    context_.threads->parallel_for(rows, 1, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) body(i);
+    });
+  }
+
+  ForwardContext context_;
+  std::unique_ptr<Buffers> buffers_;
+  std::vector<model::KvLayout> layouts_;
+  std::unique_ptr<model::Rope> rope_;
+  std::unique_ptr<model::Rope> rope_local_;
+  std::vector<Product> products_;
+  std::vector<async_io::ReadOp> row_reads_;
+};
+
+}  // namespace ganglion::engine

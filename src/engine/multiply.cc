@@ -1,0 +1,92 @@
+#include "engine/multiply.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ganglion::engine {
+
+using base::Status;
+using neuron_store::BlockId;
+
+namespace {
+// Work that one thread takes at a time: long against the counter's cost, short against a block.
+constexpr size_t kTaskBytes = 64 * base::kKiB;
+// Blocks computed between two looks at what has arrived.
+constexpr size_t kMostTasks = 512;
+}  // namespace
+
+void ActivationRows::copy_row(size_t to_row, const ActivationRows& from, size_t from_row) const {
+  for (size_t i = 0; i < 3; ++i) {
+    if (data_[i] == nullptr || from.data_[i] == nullptr) continue;
+    std::memcpy(data_[i] + to_row * stride_[i], from.data_[i] + from_row * stride_[i], stride_[i]);
+  }
+}
+
+Multiplier::Multiplier(const kernels::KernelTable& kernels, platform::ThreadPool& threads,
+                       const neuron_store::WeightStore& store, neuron_stream::NeuronStream& stream,
+                       std::vector<uint32_t> store_index)
+    : kernels_(kernels), threads_(threads), store_(store), stream_(stream), store_index_(std::move(store_index)) {}
+
+Status Multiplier::run(std::span<const Product> products) {
+  pending_.clear();
+  for (uint32_t i = 0; i < products.size(); ++i) {
+    const neuron_store::BlockRange range = blocks(*products[i].matrix, products[i].slice);
+    for (BlockId block = range.begin; block < range.end; ++block) pending_.push_back({i, block});
+  }
+  while (!pending_.empty()) {
+    tasks_.clear();
+    pinned_.clear();
+    size_t kept = 0;
+    for (const Pending& item : pending_) {
+      const uint8_t* data = tasks_.size() < kMostTasks ? stream_.try_pin(item.block) : nullptr;
+      if (data == nullptr) {
+        pending_[kept++] = item;
+      } else {
+        pinned_.push_back(item.block);
+        add_tasks(products[item.product], item.block, data);
+      }
+    }
+    pending_.resize(kept);
+    // Only now: what is pinned cannot be displaced by what is asked for.
+    for (const Pending& item : pending_) stream_.request(item.block);
+    if (tasks_.empty()) {
+      GANGLION_RETURN_IF_ERROR(stream_.wait(pending_.front().block));
+      continue;
+    }
+    threads_.parallel_for(tasks_.size(), 1, [this](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) compute(tasks_[i]);
+    });
+    for (const BlockId block : pinned_) stream_.unpin(block);
+    if (!pending_.empty()) stream_.poll();
+  }
+  return base::ok_status();
+}
+
+void Multiplier::add_tasks(const Product& product, BlockId id, const uint8_t* data) {
+  const neuron_store::Block block = store_.block(id);
+  const size_t stride = store_.matrix(block.matrix).row_bytes;
+  const auto step = static_cast<uint32_t>(std::max<size_t>(1, kTaskBytes / stride));
+  for (uint32_t row = 0; row < block.row_count; row += step) {
+    tasks_.push_back({&product, data + row * stride, stride, block.row_begin + row,
+                      std::min(step, block.row_count - row)});
+  }
+}
+
+void Multiplier::compute(const Task& task) const {
+  const Product& p = *task.product;
+  const kernels::ActivationForm form = kernels::activation_form(p.matrix->type);
+  const kernels::MatmulArgs args = {
+      .weights = task.weights,
+      .weight_stride = task.weight_stride,
+      .rows = task.row_count,
+      .n = p.matrix->cols,
+      .x = p.x->row(form, p.first_row),
+      .x_stride = p.x->stride(form) * p.row_step,
+      .tokens = p.tokens,
+      .out = p.out + task.row_begin,
+      .out_stride = p.out_stride,
+  };
+  kernels_.matmul[static_cast<size_t>(p.matrix->type)](args);
+}
+
+}  // namespace ganglion::engine

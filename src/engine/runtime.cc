@@ -1,0 +1,324 @@
+#include "engine/runtime.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/units.h"
+#include "platform/cpu.h"
+#include "platform/memory.h"
+
+namespace ganglion::engine {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using format::TensorInfo;
+using model::LayerWeights;
+using model::MatrixRef;
+using neuron_store::BlockId;
+
+namespace {
+
+// A direct read of a block, widened at both ends, then fits a slot of 512 KiB.
+constexpr size_t kBlockBytes = 504 * base::kKiB;
+
+Result<kernels::KvType> parse_kv_type(const std::string& name, const model_config::ModelConfig& config) {
+  if (name == "f16") return kernels::KvType::kF16;
+  if (name == "f32") return kernels::KvType::kF32;
+  if (name != "q8_0") {
+    return Status(Code::kInvalidArgument, "KV type '" + name + "' is not known - use f16, q8_0 or f32");
+  }
+  if (config.key_dims % 32 != 0 || config.value_dims % 32 != 0) {
+    return Status(Code::kInvalidArgument,
+                  base::format("KV type q8_0 needs heads of a multiple of 32 elements, this model has %u and %u - use f16",
+                               config.key_dims, config.value_dims));
+  }
+  return kernels::KvType::kQ8_0;
+}
+
+std::set<uint32_t> expert_matrices(const model::WeightMap& weights) {
+  std::set<uint32_t> experts;
+  for (const LayerWeights& layer : weights.layers) {
+    for (const MatrixRef* matrix : {&layer.expert_gate, &layer.expert_up, &layer.expert_down}) {
+      if (matrix->present()) experts.insert(matrix->index);
+    }
+  }
+  return experts;
+}
+
+}  // namespace
+
+Status apply_overrides(const Overrides& overrides, base::Metadata* metadata) {
+  for (const auto& [key, text] : overrides) GANGLION_RETURN_IF_ERROR(metadata->set_override(key, text));
+  return base::ok_status();
+}
+
+Result<std::unique_ptr<Runtime>> Runtime::open(const EngineOptions& options) {
+  std::unique_ptr<Runtime> runtime(new Runtime(options));
+  GANGLION_RETURN_IF_ERROR(runtime->read_header());
+  GANGLION_RETURN_IF_ERROR(runtime->choose_machine());
+  GANGLION_RETURN_IF_ERROR(runtime->open_store());
+  GANGLION_RETURN_IF_ERROR(runtime->make_plan());
+  return runtime;
+}
+
+Status Runtime::read_header() {
+  GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(options_.model_path));
+  file_ = std::make_unique<format::GgufModel>(std::move(file));
+  GANGLION_RETURN_IF_ERROR(apply_overrides(options_.overrides, &file_->metadata()));
+  GANGLION_ASSIGN_OR_RETURN(config_, model_config::read_model_config(file_->metadata()));
+  if (file_->tensors().empty()) {
+    return Status(Code::kModelFile, "'" + options_.model_path + "' holds no tensors, only a vocabulary");
+  }
+  GANGLION_ASSIGN_OR_RETURN(weights_, model::map_weights(*file_, &config_));
+  GANGLION_ASSIGN_OR_RETURN(text_, make_text_model(file_->metadata()));
+  if (static_cast<uint32_t>(text_->vocab_size()) > config_.vocab) {
+    return Status(Code::kModelFile, base::format("the vocabulary has %d tokens, but token_embd.weight only %u rows",
+                                                 text_->vocab_size(), config_.vocab));
+  }
+  for (const std::string& warning : text_->warnings()) notes_.push_back(warning);
+  GANGLION_ASSIGN_OR_RETURN(kv_type_, parse_kv_type(options_.kv_type, config_));
+  return base::ok_status();
+}
+
+Status Runtime::choose_machine() {
+  kernels_ = kernels::select_table(options_.isa);
+  if (kernels_ == nullptr) {
+    std::string known;
+    for (const kernels::KernelTable* table : kernels::available_tables()) {
+      known += (known.empty() ? "" : ", ") + std::string(table->name);
+    }
+    return Status(Code::kInvalidArgument, "no kernels '" + options_.isa + "' on this machine - available: " + known);
+  }
+  if (const std::string_view broken = kernels::self_test(*kernels_); !broken.empty()) {
+    notes_.push_back("kernels " + std::string(kernels_->name) + " failed their self-test (" + std::string(broken) +
+                     "): the slow reference is used");
+    kernels_ = &kernels::reference_table();
+  }
+  if (options_.threads < 0 || options_.threads > 1024) {
+    return Status(Code::kInvalidArgument, base::format("%d threads make no sense - use 1 to 1024", options_.threads));
+  }
+  threads_ = std::make_unique<platform::ThreadPool>(options_.threads > 0 ? options_.threads
+                                                                         : platform::default_thread_count());
+  std::string note;
+  queue_ = async_io::make_read_queue(
+      {.allow_io_uring = options_.io_uring, .allow_direct = options_.direct_io}, &note);
+  if (!note.empty()) notes_.push_back(note);
+  return base::ok_status();
+}
+
+Status Runtime::open_store() {
+  const std::set<uint32_t> experts = expert_matrices(weights_);
+  std::vector<neuron_store::MatrixExtent> extents;
+  store_index_.resize(weights_.matrices.size());
+  const auto add = [&](uint32_t index) {
+    const TensorInfo& tensor = file_->tensors()[weights_.matrices[index]];
+    store_index_[index] = static_cast<uint32_t>(extents.size());
+    extents.push_back({tensor.name, tensor.shard, tensor.offset, base::row_bytes(tensor.type, tensor.dims[0]),
+                       static_cast<uint32_t>(tensor.dims[1]), static_cast<uint32_t>(tensor.dims[2])});
+  };
+  // Dense ones first, in the order in which a pass uses them.
+  for (uint32_t i = 0; i < weights_.matrices.size(); ++i) {
+    if (experts.count(i) == 0) add(i);
+  }
+  const size_t dense_matrices = extents.size();
+  for (const uint32_t index : experts) add(index);
+
+  std::vector<std::string> paths;
+  for (const format::ShardInfo& shard : file_->shards()) paths.push_back(shard.path);
+  GANGLION_ASSIGN_OR_RETURN(neuron_store::WeightStore store,
+                            neuron_store::WeightStore::open(paths, std::move(extents), kBlockBytes));
+  store_ = std::make_unique<neuron_store::WeightStore>(std::move(store));
+  dense_blocks_ = dense_matrices < store_index_.size() ? store_->blocks_of(static_cast<uint32_t>(dense_matrices), 0).begin
+                                                       : static_cast<BlockId>(store_->block_count());
+  for (BlockId id = 0; id < dense_blocks_; ++id) {
+    dense_block_bytes_.push_back(static_cast<uint32_t>(store_->block(id).bytes));
+  }
+  expert_group_.resize(store_->block_count() - dense_blocks_);
+  for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+      for (uint32_t e = 0; matrix->present() && e < matrix->slices; ++e) {
+        const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], e);
+        for (BlockId id = range.begin; id < range.end; ++id) {
+          expert_group_[id - dense_blocks_] = static_cast<uint32_t>(layer * config_.moe.expert_count + e);
+        }
+      }
+    }
+  }
+  for (const model_config::LayerConfig& layer : config_.layers) {
+    kv_page_bytes_ = std::max(kv_page_bytes_, model::kv_layout(config_, layer, kv_type_).page_bytes);
+  }
+  const TensorInfo& embedding = file_->tensors()[weights_.embedding_tensor];
+  forward_context_ = {.config = &config_,
+                      .weights = &weights_,
+                      .kernels = kernels_,
+                      .threads = threads_.get(),
+                      .queue = queue_.get(),
+                      .store = store_.get(),
+                      .embedding_type = embedding.type,
+                      .embedding_shard = embedding.shard,
+                      .embedding_offset = embedding.offset,
+                      .kv_type = kv_type_,
+                      .logit_rows = std::max<size_t>(1, options_.logit_rows)};
+  // The header has been read; its pages need not stay.
+  for (uint32_t i = 0; i < file_->shards().size(); ++i) {
+    ::posix_fadvise(store_->file(i).fd(), 0, static_cast<off_t>(file_->shards()[i].data_offset), POSIX_FADV_DONTNEED);
+  }
+  return base::ok_status();
+}
+
+planner::ModelSizes Runtime::model_sizes() {
+  planner::ModelSizes sizes;
+  for (const uint32_t tensor : weights_.vectors) {
+    sizes.vector_bytes += base::round_up(file_->tensors()[tensor].elements() * sizeof(float), 64);
+  }
+  sizes.dense_blocks = dense_block_bytes_;
+  sizes.ring_slot_bytes = neuron_stream::NeuronStream::ring_slot_bytes(*store_, dense_blocks_);
+  sizes.expert_block_count = expert_group_.size();
+  if (sizes.expert_block_count > 0) {
+    sizes.expert_slot_bytes = neuron_stream::NeuronStream::expert_slot_bytes(*store_, dense_blocks_);
+    for (BlockId id = dense_blocks_; id < store_->block_count(); ++id) {
+      sizes.expert_bytes += base::round_up(store_->block(id).bytes, 64);
+    }
+    sizes.expert_bytes_per_token = sizes.expert_bytes / config_.moe.expert_count * config_.moe.used_count;
+  }
+  sizes.context_trained = config_.context_trained;
+  sizes.context = this;
+  sizes.scratch_bytes = [](const void* self, size_t chunk) {
+    ForwardContext context = static_cast<const Runtime*>(self)->forward_context_;
+    context.chunk = chunk;
+    return uint64_t{ForwardPass::scratch_bytes(context)};
+  };
+  sizes.kv_bytes = [](const void* self, size_t positions, size_t chunk) {
+    const auto* runtime = static_cast<const Runtime*>(self);
+    return uint64_t{model::kv_pages_needed(runtime->config_, positions, chunk)} * runtime->kv_page_bytes_;
+  };
+  return sizes;
+}
+
+// Measured, plus what loading will still add outside the arena: tables by block, logits of a session.
+uint64_t Runtime::process_bytes() const {
+  ::malloc_trim(0);
+  constexpr uint64_t kTablesPerBlock = 96;
+  const platform::ProcessMemory memory = platform::read_process_memory();
+  return memory.resident_bytes + memory.page_table_bytes + store_->block_count() * kTablesPerBlock +
+         config_.vocab * sizeof(float);
+}
+
+Status Runtime::make_plan() {
+  GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, parse_budget(options_.memory));
+  planner::PlanRequest request = {.budget_bytes = budget, .process_bytes = process_bytes(),
+                                  .context = options_.context, .chunk = options_.chunk};
+  // Page tables of the arena: 8 bytes for each page of 4 KiB.
+  request.process_bytes += std::min(budget, file_->file_bytes()) / 512;
+  if (options_.context > config_.context_trained) {
+    notes_.push_back(base::format("the context of %zu is longer than the %u that the model was trained for",
+                                  options_.context, config_.context_trained));
+  }
+  GANGLION_ASSIGN_OR_RETURN(plan_, planner::make_plan(model_sizes(), request));
+  if (plan_.context_lowered) {
+    notes_.push_back(base::format("context lowered to %zu positions, so that it leaves memory for weights (-c sets it)",
+                                  plan_.context));
+  }
+  forward_context_.chunk = plan_.chunk;
+  forward_context_.context = plan_.context;
+  summarise();
+  return base::ok_status();
+}
+
+void Runtime::summarise() {
+  PlanSummary& s = summary_;
+  s.budget_bytes = plan_.budget_bytes;
+  s.planned_bytes = plan_.planned_bytes();
+  s.items = {{"process and kernel", plan_.process_bytes},
+             {"reserve", plan_.reserve_bytes},
+             {"norms, biases and scratch", base::round_up(plan_.vector_bytes + plan_.scratch_bytes,
+                                                          neuron_cache::kSegmentBytes)},
+             {"KV cache", base::round_up(plan_.kv_bytes, neuron_cache::kSegmentBytes)},
+             {"resident weights", base::round_up(plan_.resident_bytes, neuron_cache::kSegmentBytes)},
+             {"staging for reads", base::round_up(plan_.ring_bytes, neuron_cache::kSegmentBytes)}};
+  if (plan_.expert_cache_bytes > 0) {
+    s.items.push_back({"expert cache", base::round_up(plan_.expert_cache_bytes, neuron_cache::kSegmentBytes)});
+  }
+  s.model_bytes = file_->file_bytes();
+  s.resident_weight_bytes = plan_.resident_bytes;
+  s.streamed_bytes_per_token = plan_.streamed_bytes;
+  s.expert_bytes_per_token = plan_.expert_bytes_per_token;
+  s.expert_cache_bytes = plan_.expert_cache_bytes;
+  s.streams = plan_.streams();
+  s.context = plan_.context;
+  s.context_trained = config_.context_trained;
+  s.chunk = plan_.chunk;
+  s.threads = threads_->size();
+  s.isa = kernels_->name;
+  s.kv_type = options_.kv_type;
+  s.io = std::string(queue_->name());
+  s.architecture = config_.architecture;
+  s.notes = notes_;
+}
+
+neuron_stream::StreamConfig Runtime::stream_config() const {
+  neuron_stream::StreamConfig config;
+  config.dense_blocks = dense_blocks_;
+  const neuron_store::BlockRange head = store_->blocks_of(store_index_[weights_.output.index], 0);
+  for (BlockId id = 0; id < dense_blocks_; ++id) {
+    if (plan_.dense_resident[id]) {
+      config.resident.push_back(id);
+    } else {
+      config.streamed.push_back(id);
+      config.streamed_tail += id >= head.begin && id < head.end ? 1 : 0;
+    }
+  }
+  if (plan_.experts_resident) {
+    for (BlockId id = dense_blocks_; id < store_->block_count(); ++id) config.resident.push_back(id);
+  }
+  config.expert_group = expert_group_;
+  config.expert_groups = static_cast<uint32_t>(config_.layers.size() * config_.moe.expert_count);
+  config.ring_slots = plan_.ring_slots;
+  config.expert_slots = plan_.expert_slots;
+  return config;
+}
+
+Status Runtime::load_vectors(std::span<uint8_t> memory) {
+  ScratchAllocator allocator(memory);
+  std::vector<uint8_t> raw;
+  for (const uint32_t number : weights_.vectors) {
+    const TensorInfo& tensor = file_->tensors()[number];
+    const platform::File& file = store_->file(tensor.shard);
+    auto* values = allocator.take<float>(tensor.elements());
+    raw.resize(tensor.bytes);
+    GANGLION_RETURN_IF_ERROR(file.read_exact(tensor.offset, raw).with_context("tensor '" + tensor.name + "'"));
+    ::posix_fadvise(file.fd(), static_cast<off_t>(tensor.offset), static_cast<off_t>(tensor.bytes),
+                    POSIX_FADV_DONTNEED);
+    kernels_->dequantize[static_cast<size_t>(tensor.type)](raw.data(), tensor.elements(), values);
+    vectors_.push_back(values);
+  }
+  return base::ok_status();
+}
+
+Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+  GANGLION_CHECK(!loaded());
+  arena_ = std::make_unique<neuron_cache::Arena>(plan_.arena_bytes());
+  const size_t fixed = plan_.vector_bytes + plan_.scratch_bytes;
+  GANGLION_ASSIGN_OR_RETURN(fixed_region_, neuron_cache::Region::reserve(*arena_, fixed, "norms and scratch"));
+  GANGLION_RETURN_IF_ERROR(fixed_region_.resize(fixed));
+  GANGLION_ASSIGN_OR_RETURN(kv_region_, neuron_cache::Region::reserve(*arena_, plan_.kv_bytes, "the KV cache"));
+  GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
+  kv_pages_ = std::make_unique<model::KvPages>(kv_region_.bytes().first(plan_.kv_bytes), kv_page_bytes_);
+  GANGLION_RETURN_IF_ERROR(load_vectors(fixed_region_.bytes().subspan(plan_.scratch_bytes)));
+  GANGLION_ASSIGN_OR_RETURN(stream_, neuron_stream::NeuronStream::create(*store_, *queue_, *arena_, stream_config()));
+  multiplier_ = std::make_unique<Multiplier>(*kernels_, *threads_, *store_, *stream_, store_index_);
+  GANGLION_RETURN_IF_ERROR(stream_->load_resident(progress, context));
+  forward_context_.stream = stream_.get();
+  forward_context_.multiplier = multiplier_.get();
+  forward_context_.vectors = vectors_;
+  forward_ = std::make_unique<ForwardPass>(forward_context_, fixed_region_.bytes().first(plan_.scratch_bytes));
+  return base::ok_status();
+}
+
+}  // namespace ganglion::engine

@@ -1,0 +1,89 @@
+// What an open model consists of, and how it is put together: header, plan, memory, stream, forward pass.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/forward.h"
+#include "format/gguf.h"
+#include "ganglion/engine.h"
+#include "neuron_cache/arena.h"
+#include "planner/plan.h"
+
+namespace ganglion::engine {
+
+/// Members in the order of their making; later ones point to earlier ones.
+class Runtime {
+ public:
+  static base::Result<std::unique_ptr<Runtime>> open(const EngineOptions& options);
+  base::Status load(bool (*progress)(void*, uint64_t, uint64_t), void* context);
+
+  const PlanSummary& summary() const { return summary_; }
+  const TextModel& text() const { return *text_; }
+  const model_config::ModelConfig& config() const { return config_; }
+  const planner::Plan& plan() const { return plan_; }
+  model::KvPages& kv_pages() { return *kv_pages_; }
+  ForwardPass& forward() { return *forward_; }
+  neuron_stream::NeuronStream& stream() { return *stream_; }
+  /// Held during an evaluation.
+  std::mutex& mutex() { return mutex_; }
+  bool loaded() const { return forward_ != nullptr; }
+  size_t chunk() const { return plan_.chunk; }
+
+ private:
+  explicit Runtime(const EngineOptions& options) : options_(options) {}
+  base::Status read_header();
+  base::Status choose_machine();
+  base::Status open_store();
+  base::Status make_plan();
+  base::Result<uint64_t> budget();
+  uint64_t process_bytes() const;
+  planner::ModelSizes model_sizes();
+  void summarise();
+  base::Status load_vectors(std::span<uint8_t> memory);
+  neuron_stream::StreamConfig stream_config() const;
+
+  EngineOptions options_;
+  std::unique_ptr<format::GgufModel> file_;
+  std::unique_ptr<TextModel> text_;
+  model_config::ModelConfig config_;
+  model::WeightMap weights_;
+  kernels::KvType kv_type_ = kernels::KvType::kF16;
+  const kernels::KernelTable* kernels_ = nullptr;
+  std::unique_ptr<platform::ThreadPool> threads_;
+  std::unique_ptr<async_io::ReadQueue> queue_;
+  std::unique_ptr<neuron_store::WeightStore> store_;
+  std::vector<uint32_t> store_index_;       // by MatrixRef::index
+  neuron_store::BlockId dense_blocks_ = 0;
+  std::vector<uint32_t> dense_block_bytes_;
+  std::vector<uint32_t> expert_group_;      // by expert block
+  size_t kv_page_bytes_ = 0;
+  ForwardContext forward_context_;
+  planner::Plan plan_;
+  PlanSummary summary_;
+  std::vector<std::string> notes_;
+
+  std::unique_ptr<neuron_cache::Arena> arena_;
+  neuron_cache::Region fixed_region_;       // vectors, then scratch
+  neuron_cache::Region kv_region_;
+  std::vector<const float*> vectors_;
+  std::unique_ptr<neuron_stream::NeuronStream> stream_;
+  std::unique_ptr<Multiplier> multiplier_;
+  std::unique_ptr<model::KvPages> kv_pages_;
+  std::unique_ptr<ForwardPass> forward_;
+  std::mutex mutex_;
+};
+
+/// The text side of an opened header; frees the vocabulary's arrays in it.
+base::Result<std::unique_ptr<TextModel>> make_text_model(base::Metadata& metadata);
+
+/// Replaces keys. Errors: kInvalidArgument.
+base::Status apply_overrides(const Overrides& overrides, base::Metadata* metadata);
+
+/// Bytes that a `--mem` text means under the limits of this machine; 0 for "min".
+/// Errors: kInvalidArgument for a text that is none.
+base::Result<uint64_t> parse_budget(const std::string& text);
+
+}  // namespace ganglion::engine
