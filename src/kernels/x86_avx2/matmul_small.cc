@@ -154,33 +154,34 @@ GANGLION_INLINE __m256i multiply(__m256i codes, __m256i q) {
   return _mm256_maddubs_epi16(codes, q);
 }
 
-/// The int32 sums of the products of eight blocks, in order.
-template <class Type>
-GANGLION_INLINE __m256i block_sums(const Group& group, const int8_t* q) {
+/// The int32 sums of the products of eight blocks, in order, for T rows of activations that begin at q[t].
+/// Codes stay in registers for all rows.
+template <class Type, int T>
+GANGLION_INLINE void block_sums(const Group& group, const int8_t* const* q, __m256i* sums) {
   const __m256i one = _mm256_set1_epi16(1);
-  if (!Type::kPaired) {
-    __m256i partial[8];
-    for (size_t k = 0; k < 8; ++k) {
-      partial[k] = _mm256_madd_epi16(multiply<Type::kSigned>(group.codes[k], load_256(q + 32 * k)), one);
+  constexpr size_t kParts = Type::kPaired ? 4 : 8;
+  __m256i partial[T][kParts];
+  for (size_t i = 0; i < kParts; ++i) {
+    for (int t = 0; t < T; ++t) {
+      const int8_t* x = q[t] + 256 / kParts * i;
+      if (Type::kPaired) {
+        const __m256i low = multiply<Type::kSigned>(group.codes[2 * i], two_halves(x, x + 32));
+        const __m256i high = multiply<Type::kSigned>(group.codes[2 * i + 1], two_halves(x + 16, x + 48));
+        partial[t][i] = Type::kSigned
+                            ? _mm256_add_epi32(_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one))
+                            : _mm256_madd_epi16(_mm256_add_epi16(low, high), one);
+      } else {
+        partial[t][i] = _mm256_madd_epi16(multiply<Type::kSigned>(group.codes[i], load_256(x)), one);
+      }
     }
-    return sum_each_8(partial);
   }
-  __m256i partial[4];
-  for (size_t i = 0; i < 4; ++i) {
-    const int8_t* x = q + 64 * i;
-    const __m256i low = multiply<Type::kSigned>(group.codes[2 * i], two_halves(x, x + 32));
-    const __m256i high = multiply<Type::kSigned>(group.codes[2 * i + 1], two_halves(x + 16, x + 48));
-    partial[i] = Type::kSigned ? _mm256_add_epi32(_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one))
-                               : _mm256_madd_epi16(_mm256_add_epi16(low, high), one);
-  }
-  return sum_each_4(partial);
+  for (int t = 0; t < T; ++t) sums[t] = Type::kPaired ? sum_each_4(partial[t]) : sum_each_8(partial[t]);
 }
 
 /// Adds the products of a group to the lanes of its blocks.
 template <class Type>
-GANGLION_INLINE __m256 add_group(const Group& group, const int8_t* q, const float* scales,
+GANGLION_INLINE __m256 add_group(const Group& group, __m256i products, const float* scales,
                                  const int16_t* sums, __m256 acc) {
-  __m256i products = block_sums<Type>(group, q);
   const __m256i x_sums = _mm256_cvtepi16_epi32(load_128(sums));
   if (Type::kOffset == 8) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 3));
   if (Type::kOffset == 16) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 4));
@@ -217,8 +218,12 @@ struct Kernel {
       Group group;
       if (T == 1) prefetch<8 * Type::kBytes>(p);
       Type::unpack(p, &group);
+      const int8_t* q[T];
+      __m256i products[T];
+      for (int t = 0; t < T; ++t) q[t] = x[t].q + 32 * b;
+      block_sums<Type, T>(group, q, products);
       for (int t = 0; t < T; ++t) {
-        acc[t] = add_group<Type>(group, x[t].q + 32 * b, x[t].scales + b, x[t].sums + b, acc[t]);
+        acc[t] = add_group<Type>(group, products[t], x[t].scales + b, x[t].sums + b, acc[t]);
       }
     }
     if (b < blocks) add_last<T>(weights, x, b, blocks - b, acc);
@@ -235,11 +240,14 @@ struct Kernel {
     Type::unpack(padded, &group);
     const __m256 present = _mm256_castsi256_ps(lanes_below(count));
     for (int t = 0; t < T; ++t) {
-      int8_t q[256] = {};
-      memcpy(q, x[t].q + 32 * b, 32 * count);
+      int8_t padded_q[256] = {};
+      memcpy(padded_q, x[t].q + 32 * b, 32 * count);
+      const int8_t* q = padded_q;
+      __m256i products;
+      block_sums<Type, 1>(group, &q, &products);
       // Rows end on a multiple of 64 bytes, so eight scales and sums are there to read.
-      const __m256 added = add_group<Type>(group, q, x[t].scales + b, x[t].sums + b, acc[t]);
-      // Lanes without a block keep their bits: adding a zero product would turn -0 into 0.
+      const __m256 added = add_group<Type>(group, products, x[t].scales + b, x[t].sums + b, acc[t]);
+      // Lanes without a block keep their value, whatever lies behind the last scale.
       acc[t] = _mm256_blendv_ps(acc[t], added, present);
     }
   }

@@ -264,7 +264,7 @@ GANGLION_INLINE void add_group(const Partials<T>& partials, const ActivationRow*
       const __m256 mins = _mm256_cvtepi32_ps(sum_each_8(partials.mins[t]));
       added = _mm256_fnmadd_ps(_mm256_mul_ps(min_scales, x_scales), mins, added);
     }
-    // Lanes without a super-block keep their bits: adding a zero product would turn -0 into 0.
+    // Lanes without a super-block keep their value, whatever lies behind the last scale.
     acc[t] = _mm256_blendv_ps(acc[t], added, present);
   }
 }
