@@ -12,15 +12,11 @@ using base::Code;
 using base::Result;
 using base::Status;
 
-namespace {
-constexpr double kAutoShare = 0.85;
-}
-
 Result<uint64_t> parse_budget(const std::string& text) {
   if (text == "min") return uint64_t{0};
   const platform::MemoryLimits limits = platform::read_memory_limits();
-  const uint64_t most = std::min({limits.available_bytes, limits.cgroup_limit_bytes, limits.rlimit_bytes});
-  if (text == "auto" || text.empty()) return static_cast<uint64_t>(kAutoShare * static_cast<double>(most));
+  const uint64_t most = platform::tightest_limit_bytes(limits);
+  if (text == "auto" || text.empty()) return platform::auto_budget_bytes(limits);
   if (text.back() == '%') {
     char* end = nullptr;
     const double percent = std::strtod(text.c_str(), &end);

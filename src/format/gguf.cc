@@ -272,6 +272,13 @@ Result<GgufModel> GgufModel::open(const std::string& path) {
   return model;
 }
 
+Result<GgufModel> GgufModel::open_single(const std::string& file_path) {
+  GgufModel model;
+  Metadata metadata;
+  GANGLION_RETURN_IF_ERROR(model.add_shard(file_path, true, &metadata));
+  return model;
+}
+
 const TensorInfo* GgufModel::find_tensor(std::string_view name) const {
   const auto it = index_.find(name);
   return it == index_.end() ? nullptr : &tensors_[it->second];

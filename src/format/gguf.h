@@ -47,6 +47,8 @@ class GgufModel {
   /// Errors: kModelFile for anything missing or wrong with the files, naming the shard, tensor or key with what
   /// was found and expected; kUnsupported for a tensor type or version that is not known.
   static base::Result<GgufModel> open(const std::string& path);
+  /// Opens one file alone, whatever it says of being a part. Errors: as open().
+  static base::Result<GgufModel> open_single(const std::string& file_path);
 
   const base::Metadata& metadata() const { return metadata_; }
   base::Metadata& metadata() { return metadata_; }

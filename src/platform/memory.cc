@@ -95,6 +95,12 @@ MemoryLimits read_memory_limits(const std::string& root) {
   return limits;
 }
 
+uint64_t tightest_limit_bytes(const MemoryLimits& limits) {
+  return std::min({limits.available_bytes, limits.cgroup_limit_bytes, limits.rlimit_bytes});
+}
+
+uint64_t auto_budget_bytes(const MemoryLimits& limits) { return tightest_limit_bytes(limits) / 100 * 85; }
+
 ProcessMemory read_process_memory() {
   const std::string status = "/proc/self/status";
   return {proc_field(status, "VmRSS"), proc_field(status, "VmHWM"), proc_field(status, "VmPTE")};

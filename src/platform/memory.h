@@ -20,6 +20,11 @@ struct MemoryLimits {
 /// Reads the limits now in force. `root` is prefixed to /proc and /sys, for tests.
 MemoryLimits read_memory_limits(const std::string& root = "");
 
+/// The smallest of all limits.
+uint64_t tightest_limit_bytes(const MemoryLimits& limits);
+/// The budget taken where none is given: 85 % of the tightest limit.
+uint64_t auto_budget_bytes(const MemoryLimits& limits);
+
 struct ProcessMemory {
   uint64_t resident_bytes = 0;   ///< VmRSS.
   uint64_t peak_bytes = 0;       ///< VmHWM.

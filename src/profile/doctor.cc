@@ -1,0 +1,165 @@
+// The public doctor: gathers facts and measures memory and disk.
+#include "ganglion/doctor.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "async_io/read_queue.h"
+#include "base/units.h"
+#include "kernels/kernel_table.h"
+#include "neuron_cache/arena.h"
+#include "platform/clock.h"
+#include "platform/cpu.h"
+#include "platform/file.h"
+#include "platform/memory.h"
+#include "profile/memory_bandwidth.h"
+
+namespace ganglion {
+
+namespace {
+
+constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
+constexpr int64_t kSampleNs = 250'000'000;
+
+// A file to read from, filled with bytes that no layer below can compress or leave out.
+Status write_temporary(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return Status(Code::kIo, "cannot create '" + path + "': " + std::strerror(errno));
+  std::vector<uint64_t> chunk(base::kMiB / sizeof(uint64_t));
+  uint64_t state = 88172645463325252ULL;
+  Status status;
+  for (uint64_t done = 0; done < kTemporaryBytes && status.ok(); done += base::kMiB) {
+    for (uint64_t& word : chunk) {
+      state ^= state << 13;
+      state ^= state >> 7;
+      state ^= state << 17;
+      word = state;
+    }
+    if (::write(fd, chunk.data(), base::kMiB) != static_cast<ssize_t>(base::kMiB)) {
+      status = Status(Code::kResources, "cannot write 256 MiB to '" + path + "' - name a large file to read instead");
+    }
+  }
+  ::fsync(fd);
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+  if (!status.ok()) ::unlink(path.c_str());
+  return status;
+}
+
+/// Keeps `depth` reads of one size under way for a while.
+class DiskSampler {
+ public:
+  DiskSampler(async_io::ReadQueue& queue, const platform::File& file, uint8_t* memory)
+      : queue_(queue), file_(file), memory_(memory) {}
+
+  Result<DiskSample> run(uint64_t read_bytes, int depth, bool sequential) {
+    read_bytes_ = read_bytes;
+    sequential_ = sequential;
+    places_ = file_.size() / read_bytes;
+    if (places_ == 0) return Status(Code::kInvalidArgument, "'" + file_.path() + "' is too small to measure with");
+    std::vector<async_io::ReadOp> ops(static_cast<size_t>(depth));
+    deadline_ns_ = platform::now_ns() + kSampleNs;
+    const int64_t start = platform::now_ns();
+    done_bytes_ = 0;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      ops[i].memory = memory_ + i * read_bytes;
+      start_read(&ops[i]);
+    }
+    while (queue_.in_flight() > 0) queue_.poll(true);
+    if (!error_.ok()) return error_;
+    const double seconds = static_cast<double>(platform::now_ns() - start) / 1e9;
+    return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds};
+  }
+
+ private:
+  void start_read(async_io::ReadOp* op) {
+    random_ = random_ * 6364136223846793005ULL + 1442695040888963407ULL;
+    const uint64_t place = sequential_ ? next_++ % places_ : (random_ >> 20) % places_;
+    op->file = &file_;
+    op->offset = place * read_bytes_;
+    op->needed = read_bytes_;
+    op->context = this;
+    op->label = "disk measurement";
+    op->done = [](async_io::ReadOp* finished) {
+      auto* self = static_cast<DiskSampler*>(finished->context);
+      if (!finished->status.ok()) self->error_ = finished->status;
+      self->done_bytes_ += finished->needed;
+      if (self->error_.ok() && platform::now_ns() < self->deadline_ns_) self->start_read(finished);
+    };
+    queue_.submit({&op, 1});
+  }
+
+  async_io::ReadQueue& queue_;
+  const platform::File& file_;
+  uint8_t* memory_;
+  uint64_t read_bytes_ = 0;
+  bool sequential_ = false;
+  uint64_t places_ = 0;
+  uint64_t next_ = 0;
+  uint64_t random_ = 1;
+  uint64_t done_bytes_ = 0;
+  int64_t deadline_ns_ = 0;
+  Status error_;
+};
+
+Status measure_disk(const std::string& path, DoctorReport* report) {
+  struct Case {
+    uint64_t bytes;
+    int depth;
+    bool sequential;
+  };
+  constexpr Case kCases[] = {{4 * base::kKiB, 1, false},   {4 * base::kKiB, 32, false},  {8 * base::kKiB, 32, false},
+                             {16 * base::kKiB, 32, false}, {64 * base::kKiB, 32, false}, {512 * base::kKiB, 8, false},
+                             {512 * base::kKiB, 8, true},  {4 * base::kMiB, 4, true}};
+  GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
+  const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, &report->io_note);
+  neuron_cache::Arena arena(16 * base::kMiB);
+  GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
+                            neuron_cache::Region::reserve(arena, 16 * base::kMiB, "disk measurement"));
+  GANGLION_RETURN_IF_ERROR(memory.resize(16 * base::kMiB));
+  DiskSampler sampler(*queue, file, memory.data());
+  for (const Case& c : kCases) {
+    GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(c.bytes, c.depth, c.sequential));
+    report->disk.push_back(sample);
+  }
+  report->io = std::string(queue->name());
+  report->direct_io = file.direct_fd() >= 0 && queue->stats().direct;
+  return ok_status();
+}
+
+}  // namespace
+
+Result<DoctorReport> examine_machine(const std::string& disk_path) {
+  DoctorReport report;
+  report.cpu = platform::cpu_model_name();
+  report.cpu_features = platform::cpu_features();
+  report.threads = platform::default_thread_count();
+  for (const kernels::KernelTable* table : kernels::available_tables()) report.kernel_tables.emplace_back(table->name);
+  const std::string_view broken = kernels::self_test(*kernels::available_tables().front());
+  report.kernel_self_test = broken.empty() ? "ok" : std::string(broken);
+  const platform::MemoryLimits limits = platform::read_memory_limits();
+  report.available_bytes = limits.available_bytes;
+  if (limits.cgroup_limit_bytes != platform::kNoLimit) report.cgroup_limit_bytes = limits.cgroup_limit_bytes;
+  if (limits.rlimit_bytes != platform::kNoLimit) report.rlimit_bytes = limits.rlimit_bytes;
+  report.auto_budget_bytes = platform::auto_budget_bytes(limits);
+  for (int threads = 1; threads <= report.threads; threads *= 2) {
+    report.memory.push_back({threads, profile::measure_memory_bandwidth(threads)});
+  }
+  report.disk_file = disk_path;
+  if (!disk_path.empty()) {
+    GANGLION_RETURN_IF_ERROR(measure_disk(disk_path, &report));
+    return report;
+  }
+  const std::string temporary = ".ganglion-doctor-" + std::to_string(::getpid());
+  report.disk_file = "a temporary file here";
+  GANGLION_RETURN_IF_ERROR(write_temporary(temporary));
+  const Status status = measure_disk(temporary, &report);
+  ::unlink(temporary.c_str());
+  if (!status.ok()) return status;
+  return report;
+}
+
+}  // namespace ganglion

@@ -1,0 +1,50 @@
+#include "profile/memory_bandwidth.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "base/units.h"
+#include "platform/clock.h"
+#include "platform/threads.h"
+
+namespace ganglion::profile {
+
+namespace {
+
+constexpr size_t kBufferBytes = 256 * base::kMiB;
+constexpr size_t kChunkWords = 64 * base::kKiB / sizeof(uint64_t);
+constexpr int64_t kRunNs = 300'000'000;
+
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+uint64_t read_all(const uint64_t* words, size_t count) {
+  uint64_t sums[32] = {};
+  for (size_t i = 0; i + 32 <= count; i += 32) {
+    for (size_t j = 0; j < 32; ++j) sums[j] += words[i + j];
+  }
+  uint64_t sum = 0;
+  for (const uint64_t part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace
+
+double measure_memory_bandwidth(int threads) {
+  std::vector<uint64_t> buffer(kBufferBytes / sizeof(uint64_t), 1);
+  platform::ThreadPool pool(threads);
+  std::atomic<uint64_t> sink{0};
+  double best = 0;
+  const int64_t start = platform::now_ns();
+  while (platform::now_ns() - start < kRunNs) {
+    const int64_t begin = platform::now_ns();
+    pool.parallel_for(buffer.size(), kChunkWords, [&](size_t from, size_t to, int) {
+      sink.fetch_add(read_all(buffer.data() + from, to - from), std::memory_order_relaxed);
+    });
+    const double rate = static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(platform::now_ns() - begin);
+    if (rate > best) best = rate;
+  }
+  return best;
+}
+
+}  // namespace ganglion::profile
