@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ganglion/error.h"
+#include "ganglion/sampling.h"
 
 namespace ganglion {
 
@@ -25,12 +26,11 @@ class TextStream {
 };
 
 /// Immutable; thread-safe.
-class TextModel {
+class TextModel : public TokenBytes {
  public:
   /// Opens the header of a model (any form that Engine::open takes). `overrides` replace metadata keys.
   /// Errors: kModelFile, kUnsupported (tokenizer or pre-tokenizer not known), kInvalidArgument (an override).
   static Result<std::unique_ptr<TextModel>> open(const std::string& path, const Overrides& overrides = {});
-  virtual ~TextModel() = default;
 
   virtual Result<std::vector<int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
   /// `special`: write control tokens out. Ids outside the vocabulary write nothing.
@@ -39,8 +39,10 @@ class TextModel {
   virtual std::unique_ptr<TextStream> new_stream(bool special) const = 0;
 
   virtual int32_t vocab_size() const = 0;
-  virtual int32_t bos() const = 0;
+  virtual int32_t bos() const = 0;  ///< -1 if there is none.
   virtual int32_t eos() const = 0;
+  /// The name of a control token, empty for -1.
+  virtual std::string token_name(int32_t token) const = 0;
   virtual bool adds_bos() const = 0;
   virtual bool is_end_of_generation(int32_t token) const = 0;
   /// What is odd about the vocabulary but can be worked with, one line each.

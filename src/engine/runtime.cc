@@ -201,13 +201,15 @@ planner::ModelSizes Runtime::model_sizes() {
   return sizes;
 }
 
-// Measured, plus what loading will still add outside the arena: tables by block, logits of a session.
+// Measured, plus what comes outside the arena: tables by block; per vocabulary entry, a session's logits and a sampler's
+// candidates.
 uint64_t Runtime::process_bytes() const {
   ::malloc_trim(0);
   constexpr uint64_t kTablesPerBlock = 96;
+  constexpr uint64_t kPerVocabulary = 16;
   const platform::ProcessMemory memory = platform::read_process_memory();
   return memory.resident_bytes + memory.page_table_bytes + store_->block_count() * kTablesPerBlock +
-         config_.vocab * sizeof(float);
+         config_.vocab * kPerVocabulary;
 }
 
 Status Runtime::make_plan() {

@@ -33,6 +33,10 @@ class TextModelImpl final : public TextModel {
   std::unique_ptr<TextStream> new_stream(bool special) const override {
     return std::make_unique<TextStreamImpl>(*tokenizer_, special);
   }
+  std::string_view bytes(int32_t token) const override {
+    return tokenizer_->is_control(token) ? std::string_view() : tokenizer_->piece(token);
+  }
+  std::string token_name(int32_t token) const override { return std::string(tokenizer_->piece(token)); }
   int32_t vocab_size() const override { return tokenizer_->n_tokens(); }
   int32_t bos() const override { return tokenizer_->bos(); }
   int32_t eos() const override { return tokenizer_->eos(); }

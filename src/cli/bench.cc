@@ -1,0 +1,225 @@
+// bench: tokens per second of prompt and answer on random tokens, with what was read and waited for.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "cli/command.h"
+
+namespace ganglion::cli {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+struct BenchFlags {
+  ModelFlags model;
+  size_t prompt_tokens = 512;
+  size_t decode_tokens = 128;
+  size_t depth = 0;
+  size_t repetitions = 3;
+  std::string output = "md";
+};
+
+struct Measured {
+  std::vector<double> prompt_rates;  // one per repetition
+  std::vector<double> decode_rates;
+  std::vector<double> decode_ms;     // one per token
+  uint64_t decode_io_bytes = 0;
+  int64_t decode_wait_ns = 0;
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+};
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+double percentile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+double deviation(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  double mean = 0;
+  for (const double value : values) mean += value / static_cast<double>(values.size());
+  double sum = 0;
+  for (const double value : values) sum += (value - mean) * (value - mean);
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+/// Feeds random tokens, as the field's benchmarks do: speed does not depend on which.
+class Bench {
+ public:
+  Bench(const BenchFlags& flags, Engine& engine, Session& session)
+      : flags_(flags), engine_(engine), session_(session) {}
+
+  Result<Measured> run() {
+    // One unmeasured token: pages are touched and caches filled.
+    const Status warm = feed(1);
+    if (!warm.ok()) return warm;
+    for (size_t i = 0; i < flags_.repetitions; ++i) {
+      const Status status = repeat();
+      if (!status.ok()) return status;
+    }
+    return measured_;
+  }
+
+ private:
+  Status feed(size_t count) {
+    std::vector<int32_t> tokens(count);
+    for (int32_t& token : tokens) {
+      token = static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
+    }
+    return session_.evaluate(tokens, &interrupted());
+  }
+
+  Status repeat() {
+    if (flags_.prompt_tokens > 0) {
+      session_.reset();
+      const double start = now_s();
+      const Status status = feed(flags_.prompt_tokens);
+      if (!status.ok()) return status;
+      measured_.prompt_rates.push_back(static_cast<double>(flags_.prompt_tokens) / (now_s() - start));
+    }
+    if (flags_.decode_tokens == 0) return ok_status();
+    session_.reset();
+    if (flags_.depth > 0) {
+      const Status status = feed(flags_.depth);
+      if (!status.ok()) return status;
+    }
+    const EngineStats before = engine_.stats();
+    const double start = now_s();
+    for (size_t i = 0; i < flags_.decode_tokens; ++i) {
+      const double token_start = now_s();
+      const Status status = feed(1);
+      if (!status.ok()) return status;
+      measured_.decode_ms.push_back((now_s() - token_start) * 1e3);
+    }
+    measured_.decode_rates.push_back(static_cast<double>(flags_.decode_tokens) / (now_s() - start));
+    const EngineStats after = engine_.stats();
+    measured_.decode_io_bytes +=
+        after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;
+    measured_.decode_wait_ns += after.io_wait_ns - before.io_wait_ns;
+    measured_.hits += after.expert_hits - before.expert_hits;
+    measured_.misses += after.expert_misses - before.expert_misses;
+    return ok_status();
+  }
+
+  const BenchFlags& flags_;
+  Engine& engine_;
+  Session& session_;
+  std::mt19937 random_{42};
+  Measured measured_;
+};
+
+ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measured& m) {
+  const double tokens = std::max<double>(1, static_cast<double>(m.decode_ms.size()));
+  const double asked = static_cast<double>(m.hits + m.misses);
+  const double dense = static_cast<double>(plan.resident_weight_bytes + plan.streamed_bytes_per_token);
+  // Of the weight bytes that a token touches, the share found in memory.
+  const double hit_rate = asked > 0 ? static_cast<double>(m.hits) / asked
+                          : dense > 0 ? static_cast<double>(plan.resident_weight_bytes) / dense : 1;
+  return {{"model", flags.model.engine.model_path},
+          {"threads", plan.threads},
+          {"isa", plan.isa},
+          {"budget_bytes", plan.budget_bytes},
+          {"peak_rss_bytes", memory_peak().resident_bytes},
+          {"prompt_tokens", flags.prompt_tokens},
+          {"prompt_tokens_per_s", median(m.prompt_rates)},
+          {"decode_tokens", flags.decode_tokens},
+          {"decode_tokens_per_s", median(m.decode_rates)},
+          {"decode_ms_p50", percentile(m.decode_ms, 0.50)},
+          {"decode_ms_p90", percentile(m.decode_ms, 0.90)},
+          {"decode_ms_p99", percentile(m.decode_ms, 0.99)},
+          {"io_bytes_per_token", static_cast<double>(m.decode_io_bytes) / tokens},
+          {"io_wait_ms_per_token", static_cast<double>(m.decode_wait_ns) / 1e6 / tokens},
+          {"cache_hit_rate", hit_rate},
+          {"predicted_decode_tokens_per_s", nullptr}};
+}
+
+std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Measured& m) {
+  char line[512];
+  std::string text =
+      "| model | budget | threads | isa | test | t/s | read per token | I/O wait per token |\n"
+      "|---|---|---|---|---|---|---|---|\n";
+  const std::string name = flags.model.engine.model_path.substr(flags.model.engine.model_path.find_last_of('/') + 1);
+  const std::string budget = bytes_text(static_cast<double>(plan.budget_bytes));
+  const double tokens = std::max<double>(1, static_cast<double>(m.decode_ms.size()));
+  if (flags.prompt_tokens > 0) {
+    std::snprintf(line, sizeof line, "| %s | %s | %d | %s | pp%zu | %.2f ± %.2f | | |\n", name.c_str(), budget.c_str(),
+                  plan.threads, plan.isa.c_str(), flags.prompt_tokens, median(m.prompt_rates),
+                  deviation(m.prompt_rates));
+    text += line;
+  }
+  if (flags.decode_tokens > 0) {
+    const std::string at = flags.depth > 0 ? " @ d" + std::to_string(flags.depth) : "";
+    std::snprintf(line, sizeof line, "| %s | %s | %d | %s | tg%zu%s | %.2f ± %.2f | %s | %.1f ms |\n", name.c_str(),
+                  budget.c_str(), plan.threads, plan.isa.c_str(), flags.decode_tokens, at.c_str(),
+                  median(m.decode_rates), deviation(m.decode_rates),
+                  bytes_text(static_cast<double>(m.decode_io_bytes) / tokens).c_str(),
+                  static_cast<double>(m.decode_wait_ns) / 1e6 / tokens);
+    text += line;
+  }
+  return text + "\npeak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " + budget + "\n";
+}
+
+std::string csv(const ordered_json& facts) {
+  std::string head;
+  std::string row;
+  for (const auto& [key, value] : facts.items()) {
+    head += (head.empty() ? "" : ",") + key;
+    row += (row.empty() ? "" : ",") + value.dump();
+  }
+  return head + "\n" + row + "\n";
+}
+
+int run_bench(BenchFlags& flags) {
+  const size_t longest = std::max(flags.prompt_tokens, flags.depth + flags.decode_tokens);
+  if (flags.repetitions == 0 || longest == 0) return fail(Status(Code::kInvalidArgument, "nothing to measure"));
+  if (flags.model.engine.context == 0) flags.model.engine.context = std::max<size_t>(longest, 1);
+  if (flags.output != "md") flags.model.quiet = true;
+  Result<std::unique_ptr<Engine>> engine = open_engine(flags.model);
+  if (!engine.ok()) return fail(engine.status());
+  Result<std::unique_ptr<Session>> session = engine.value()->new_session();
+  if (!session.ok()) return fail(session.status());
+  Bench bench(flags, *engine.value(), *session.value());
+  const Result<Measured> measured = bench.run();
+  if (!measured.ok()) return fail(measured.status());
+  const PlanSummary& plan = engine.value()->plan();
+  const ordered_json all = facts(flags, plan, measured.value());
+  const std::string text = flags.output == "json"    ? all.dump(1) + "\n"
+                           : flags.output == "jsonl" ? all.dump() + "\n"
+                           : flags.output == "csv"   ? csv(all)
+                                                     : markdown(flags, plan, measured.value());
+  const Status written = write_out(text);
+  return written.ok() ? 0 : fail(written);
+}
+
+}  // namespace
+
+void register_bench(CLI::App& app, CommandBody* body) {
+  CLI::App* command = app.add_subcommand("bench", "Measure prompt and answer speed on random tokens");
+  auto flags = std::make_shared<BenchFlags>();
+  flags->model.add_to(*command);
+  command->add_option("-p,--n-prompt", flags->prompt_tokens, "Tokens of the prompt test (0: none)")->capture_default_str();
+  command->add_option("-n,--n-gen", flags->decode_tokens, "Tokens of the answer test (0: none)")->capture_default_str();
+  command->add_option("-d,--n-depth", flags->depth, "Tokens in the context before the answer test")->capture_default_str();
+  command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed")->capture_default_str();
+  command->add_option("-o,--output", flags->output, "md, csv, json or jsonl")
+      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
+      ->capture_default_str();
+  command->callback([flags, body] { *body = [flags] { return run_bench(*flags); }; });
+}
+
+}  // namespace ganglion::cli

@@ -1,0 +1,65 @@
+// What the commands share: options of a model, opening it with a plan on the screen, interruption, messages.
+#pragma once
+
+#include <atomic>
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ganglion/engine.h"
+
+namespace ganglion::cli {
+
+/// Options that open a model; every command that runs one has them.
+struct ModelFlags {
+  EngineOptions engine;
+  std::vector<std::string> overrides;
+  bool quiet = false;
+
+  void add_to(CLI::App& app);
+  /// The overrides as pairs. Errors: kInvalidArgument.
+  Status finish();
+};
+
+/// Adds `-m` and `--override` alone, for commands that need no weights.
+void add_header_flags(CLI::App& app, EngineOptions* engine, std::vector<std::string>* overrides);
+Result<Overrides> parse_overrides(const std::vector<std::string>& texts);
+
+/// Opens, prints the plan to stderr (unless quiet), loads with progress on a terminal.
+Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags);
+
+/// The plan as lines of text.
+std::string plan_text(const PlanSummary& plan);
+
+/// Set by SIGINT and SIGTERM; a second signal ends the process at once with 130.
+std::atomic<bool>& interrupted();
+void install_signal_handlers();
+
+/// "ganglion: message" on stderr; the exit code for it.
+int fail(const Status& status);
+
+/// Writes to stdout and notices a closed pipe. Errors: kIo.
+Status write_out(const std::string& text);
+
+/// The prompt given as text or file, or standard input if that is no terminal and neither was given.
+Result<std::string> read_prompt(const std::string& text, const std::string& file, bool* given);
+
+std::string bytes_text(double bytes);
+
+/// "-m M" commands: registered on the app, run after parsing.
+using CommandBody = std::function<int()>;
+void register_run(CLI::App& app, CommandBody* body);
+void register_bench(CLI::App& app, CommandBody* body);
+void register_perplexity(CLI::App& app, CommandBody* body);
+void register_plan(CLI::App& app, CommandBody* body);
+void register_inspect(CLI::App& app, CommandBody* body);
+void register_verify(CLI::App& app, CommandBody* body);
+void register_tokenize(CLI::App& app, CommandBody* body);
+void register_detokenize(CLI::App& app, CommandBody* body);
+void register_template(CLI::App& app, CommandBody* body);
+void register_logits(CLI::App& app, CommandBody* body);
+void register_doctor(CLI::App& app, CommandBody* body);
+
+}  // namespace ganglion::cli

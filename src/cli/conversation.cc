@@ -1,0 +1,134 @@
+#include "cli/conversation.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "ganglion/chat.h"
+
+namespace ganglion::cli {
+
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Result<AnswerFacts> Conversation::complete(const std::string& prompt, int64_t most) {
+  Result<std::vector<int32_t>> tokens = engine_.text().encode(prompt, true, true);
+  if (!tokens.ok()) return tokens.status();
+  if (tokens.value().empty() && engine_.text().bos() >= 0) tokens.value().push_back(engine_.text().bos());
+  std::string text;
+  return generate(tokens.take(), most, &text);
+}
+
+void Conversation::add_message(const std::string& role, const std::string& content) {
+  messages_.push_back({{"role", role}, {"content", content}});
+}
+
+void Conversation::clear() {
+  messages_.clear();
+  session_.reset();
+  evaluated_.clear();
+}
+
+Result<AnswerFacts> Conversation::answer(int64_t most) {
+  const TextModel& model = engine_.text();
+  const nlohmann::ordered_json request = {
+      {"messages", messages_},
+      {"tools", nullptr},
+      {"kwargs", {{"add_generation_prompt", true}}},
+      {"special_tokens", {{"bos_token", model.token_name(model.bos())}, {"eos_token", model.token_name(model.eos())}}}};
+  const Result<std::string> rendered =
+      render_chat(template_, request.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  if (!rendered.ok()) return rendered.status();
+  // The template writes the special tokens itself.
+  Result<std::vector<int32_t>> tokens = model.encode(rendered.value(), false, true);
+  if (!tokens.ok()) return tokens.status();
+  std::string text;
+  Result<AnswerFacts> facts = generate(tokens.take(), most, &text);
+  if (facts.ok()) add_message("assistant", text);
+  return facts;
+}
+
+Status Conversation::evaluate_prompt(const std::vector<int32_t>& prompt, AnswerFacts* facts) {
+  size_t common = 0;
+  while (common < evaluated_.size() && common + 1 < prompt.size() && evaluated_[common] == prompt[common]) ++common;
+  if (!session_.try_rewind(common)) {
+    session_.reset();
+    common = 0;
+  }
+  evaluated_.assign(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(common));
+  facts->prompt_tokens = prompt.size() - common;
+  const double start = now_s();
+  const Status status = session_.evaluate({prompt.data() + common, facts->prompt_tokens}, &interrupted());
+  facts->prompt_s = now_s() - start;
+  if (status.code() == Code::kCancelled) {
+    evaluated_.resize(session_.position() <= prompt.size() ? session_.position() : 0);
+    std::copy_n(prompt.begin(), evaluated_.size(), evaluated_.begin());
+    facts->interrupted = true;
+    return ok_status();
+  }
+  if (status.ok()) evaluated_ = prompt;
+  return status;
+}
+
+Result<AnswerFacts> Conversation::generate(std::vector<int32_t> prompt, int64_t most, std::string* text) {
+  AnswerFacts facts;
+  const Status evaluated = evaluate_prompt(prompt, &facts);
+  if (!evaluated.ok()) return evaluated;
+  sampler_.reset();
+  sampler_.add_prompt(prompt);
+  const std::unique_ptr<TextStream> stream = engine_.text().new_stream(false);
+  const EngineStats before = engine_.stats();
+  const double start = now_s();
+  const auto show = [&](const std::string& piece) {
+    *text += piece;
+    return write_out(piece);
+  };
+  while (!facts.interrupted && (most < 0 || static_cast<int64_t>(facts.answer_tokens) < most)) {
+    const Result<int32_t> token = sampler_.sample(session_.logits());
+    if (!token.ok()) return token.status();
+    if (engine_.text().is_end_of_generation(token.value())) break;
+    ++facts.answer_tokens;
+    Status status = sampler_.accept(token.value());
+    if (status.ok()) status = show(stream->push(token.value()));
+    if (!status.ok()) return status;
+    if (static_cast<int64_t>(facts.answer_tokens) == most) break;
+    facts.context_full = session_.position() == session_.context();
+    if (facts.context_full) break;
+    const int32_t next = token.value();
+    status = session_.evaluate({&next, 1}, &interrupted());
+    facts.interrupted = status.code() == Code::kCancelled || interrupted();
+    if (!status.ok() && status.code() != Code::kCancelled) return status;
+    if (status.ok()) evaluated_.push_back(next);
+  }
+  const Status status = show(stream->finish() + "\n");
+  if (!status.ok()) return status;
+  if (!text->empty()) text->pop_back();
+  const EngineStats after = engine_.stats();
+  facts.answer_s = now_s() - start;
+  facts.answer_io_bytes = after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;
+  facts.answer_wait_ns = after.io_wait_ns - before.io_wait_ns;
+  return facts;
+}
+
+std::string facts_text(const AnswerFacts& facts, const PlanSummary& plan) {
+  const auto rate = [](size_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0; };
+  const double tokens = std::max<double>(1, static_cast<double>(facts.answer_tokens));
+  const MemoryPeak peak = memory_peak();
+  char line[320];
+  std::snprintf(line, sizeof line,
+                "[prompt %zu tokens, %.1f/s | answer %zu tokens, %.1f/s | read %s per token, waited %.1f ms per token | "
+                "peak memory %s of %s]\n",
+                facts.prompt_tokens, rate(facts.prompt_tokens, facts.prompt_s), facts.answer_tokens,
+                rate(facts.answer_tokens, facts.answer_s),
+                bytes_text(static_cast<double>(facts.answer_io_bytes) / tokens).c_str(),
+                static_cast<double>(facts.answer_wait_ns) / 1e6 / tokens,
+                bytes_text(static_cast<double>(peak.resident_bytes)).c_str(),
+                bytes_text(static_cast<double>(plan.budget_bytes)).c_str());
+  return line;
+}
+
+}  // namespace ganglion::cli

@@ -1,0 +1,53 @@
+// Generates answers: plain continuations, or turns of a chat that reuse what is already evaluated.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "ganglion/sampling.h"
+
+namespace ganglion::cli {
+
+/// What an answer took.
+struct AnswerFacts {
+  size_t prompt_tokens = 0;   ///< Evaluated, without those that were there.
+  double prompt_s = 0;
+  size_t answer_tokens = 0;
+  double answer_s = 0;
+  uint64_t answer_io_bytes = 0;
+  int64_t answer_wait_ns = 0;
+  bool context_full = false;
+  bool interrupted = false;
+};
+
+class Conversation {
+ public:
+  Conversation(Engine& engine, Session& session, Sampler& sampler) : engine_(engine), session_(session), sampler_(sampler) {}
+
+  /// Continues `prompt` as it is. Text goes to stdout as it comes. `most`: tokens, negative for no limit.
+  Result<AnswerFacts> complete(const std::string& prompt, int64_t most);
+
+  void set_template(std::string source) { template_ = std::move(source); }
+  void add_message(const std::string& role, const std::string& content);
+  /// Renders the messages, answers, and adds the answer as a message.
+  Result<AnswerFacts> answer(int64_t most);
+  void clear();
+
+ private:
+  Result<AnswerFacts> generate(std::vector<int32_t> prompt, int64_t most, std::string* text);
+  Status evaluate_prompt(const std::vector<int32_t>& prompt, AnswerFacts* facts);
+
+  Engine& engine_;
+  Session& session_;
+  Sampler& sampler_;
+  std::string template_;
+  nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
+  std::vector<int32_t> evaluated_;  ///< What the session holds.
+};
+
+/// "[prompt 31 tokens, 210.3/s | answer ... | peak memory ...]"
+std::string facts_text(const AnswerFacts& facts, const PlanSummary& plan);
+
+}  // namespace ganglion::cli

@@ -1,0 +1,73 @@
+// The program: parses the command line and runs one command.
+#include <cstdio>
+#include <exception>
+#include <map>
+
+#include "cli/command.h"
+#include "cli/completion.h"
+#include "ganglion/version.h"
+
+namespace ganglion::cli {
+namespace {
+
+// CLI11 reads "-st" as "-s -t"; these spellings of other tools mean one option each.
+const std::map<std::string, std::string> kSingleDash = {
+    {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"},        {"-ctk", "--kv-type"},
+    {"-ctv", "--kv-type"},    {"-ub", "--chunk"},          {"-mem", "--mem"},
+};
+
+std::vector<std::string> arguments(int argc, char** argv) {
+  std::vector<std::string> args;
+  for (int i = argc - 1; i > 0; --i) {  // CLI11 takes them in reverse.
+    const auto alias = kSingleDash.find(argv[i]);
+    args.push_back(alias == kSingleDash.end() ? argv[i] : alias->second);
+  }
+  return args;
+}
+
+int main_with(int argc, char** argv) {
+  CLI::App app("Ganglion runs language models on machines whose memory is smaller than the model.", "ganglion");
+  app.require_subcommand(0, 1);
+  app.set_version_flag("--version", build_facts());
+  bool completion = false;
+  app.add_flag("--completion-bash", completion, "Print a completion script for bash");
+  app.footer("'ganglion COMMAND --help' explains a command. Exit codes: 0 ok, 1 runtime error, 2 usage, 3 model file, "
+             "4 resources, 130 interrupted.");
+  CommandBody body;
+  for (auto* add : {register_run, register_bench, register_perplexity, register_plan, register_doctor, register_inspect,
+                    register_verify, register_tokenize, register_detokenize, register_template, register_logits}) {
+    add(app, &body);
+  }
+  try {
+    app.parse(arguments(argc, argv));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::fprintf(stderr, "ganglion: %s - see ganglion --help\n", error.what());
+    return exit_code(Code::kInvalidArgument);
+  }
+  if (completion) {
+    const Status written = write_out(bash_completion(app));
+    return written.ok() ? 0 : fail(written);
+  }
+  if (!body) {
+    std::fprintf(stderr, "%s", app.help().c_str());
+    return exit_code(Code::kInvalidArgument);
+  }
+  install_signal_handlers();
+  return body();
+}
+
+}  // namespace
+}  // namespace ganglion::cli
+
+int main(int argc, char** argv) {
+  try {
+    return ganglion::cli::main_with(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "ganglion: out of memory - the system refused an allocation\n");
+    return ganglion::exit_code(ganglion::Code::kResources);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ganglion: %s\n", error.what());
+    return ganglion::exit_code(ganglion::Code::kInternal);
+  }
+}
