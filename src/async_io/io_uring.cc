@@ -1,5 +1,5 @@
-// Reads through io_uring (liburing). Not compiled on Android, whose seccomp filter kills the process at the first
-// call; not used where a container forbids it.
+// Reads through io_uring (liburing). Not compiled on Android, whose seccomp filter kills the process at the
+// first call; not used where a container forbids it.
 #include "async_io/read_step.h"
 
 #if GANGLION_HAVE_LIBURING && !defined(__ANDROID__)
@@ -19,31 +19,30 @@ namespace {
 /// Single-threaded: everything happens in submit() and poll() on the caller's thread.
 class IoUringQueue final : public ReadQueue {
  public:
-  explicit IoUringQueue(const QueueOptions& options) : depth_(options.depth), direct_(options.allow_direct) {}
+  explicit IoUringQueue(const QueueOptions& options) : depth_(options.depth), direct_(options.allow_direct) {
+    stats_.direct = direct_;
+  }
 
   ~IoUringQueue() override {
     // The kernel may still write into the callers' memory: wait for what is in the ring.
-    io_uring_cqe* cqe = nullptr;
-    while (in_ring_ > 0 && io_uring_wait_cqe(&ring_, &cqe) == 0) {
-      io_uring_cqe_seen(&ring_, cqe);
-      --in_ring_;
+    while (in_ring_ > 0 && wait_for_one()) {
+      for (io_uring_cqe* cqe = nullptr; io_uring_peek_cqe(&ring_, &cqe) == 0; --in_ring_)
+        io_uring_cqe_seen(&ring_, cqe);
     }
     if (ready_) io_uring_queue_exit(&ring_);
   }
 
   bool init(std::string* note) {
-    const int rc = io_uring_queue_init(depth_, &ring_, 0);
+    int rc = io_uring_queue_init(depth_, &ring_, 0);
     ready_ = rc == 0;
-    if (!ready_ && note != nullptr) *note = std::string("io_uring is not available: ") + std::strerror(-rc);
-    return ready_;
+    if (ready_) rc = try_out();
+    if (rc != 0 && note != nullptr) *note = std::string("io_uring is not available: ") + std::strerror(-rc);
+    return rc == 0;
   }
 
   void submit(std::span<ReadOp* const> ops) override {
     for (ReadOp* op : ops) {
-      op->progress = 0;
-      op->attempts = 0;
-      op->read_bytes = 0;
-      op->from_page_cache = false;
+      begin(op, direct_);
       const bool probe = cache_misses_ < kCacheMissLimit || stats_.operations % kCacheProbeEvery == 0;
       ++stats_.operations;
       if (probe && read_from_page_cache(op)) {
@@ -64,9 +63,7 @@ class IoUringQueue final : public ReadQueue {
     if (in_flight_ == 0) return 0;
     reap();
     while (wait && done_.empty() && in_ring_ > 0) {
-      io_uring_cqe* cqe = nullptr;
-      const int rc = io_uring_wait_cqe(&ring_, &cqe);
-      GANGLION_CHECK(rc == 0 || rc == -EINTR || rc == -EAGAIN);
+      GANGLION_CHECK(wait_for_one());
       reap();
     }
     OpList ready;
@@ -81,15 +78,31 @@ class IoUringQueue final : public ReadQueue {
   }
 
   size_t in_flight() const override { return in_flight_; }
-  IoStats stats() const override {
-    IoStats stats = stats_;
-    stats.direct = direct_;
-    return stats;
-  }
+  IoStats stats() const override { return stats_; }
   std::string_view name() const override { return "io_uring"; }
 
  private:
-  bool is_direct(const ReadOp& op) const { return direct_ && op.file->direct_fd() >= 0; }
+  // 0 if the ring takes reads and the system lets us wait for them, else -errno: kernels before 5.6 have no
+  // such operation, and a filter may allow the ring but not its use.
+  int try_out() {
+    io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
+    const bool reads = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0;
+    if (probe != nullptr) io_uring_free_probe(probe);
+    if (!reads) return -EOPNOTSUPP;
+    io_uring_prep_nop(io_uring_get_sqe(&ring_));
+    int rc = -EINTR;
+    while (rc == -EINTR) rc = io_uring_submit_and_wait(&ring_, 1);
+    io_uring_cqe* cqe = nullptr;
+    if (rc >= 0) rc = io_uring_peek_cqe(&ring_, &cqe);
+    if (rc == 0) io_uring_cqe_seen(&ring_, cqe);
+    return rc;
+  }
+
+  // Hands over what an earlier submission was refused, too: otherwise it would be waited for without end.
+  bool wait_for_one() {
+    const int rc = io_uring_submit_and_wait(&ring_, 1);
+    return rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY;
+  }
 
   // Moves queued operations into the ring as far as it has room.
   void start() {
@@ -97,7 +110,8 @@ class IoUringQueue final : public ReadQueue {
       io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
       if (sqe == nullptr) break;
       ReadOp* op = queued_.pop();
-      const ReadStep step = next_read(*op, is_direct(*op));
+      op->direct = op->direct && direct_;
+      const ReadStep step = next_read(*op);
       io_uring_prep_read(sqe, step.fd, step.memory, static_cast<unsigned>(step.length), step.offset);
       io_uring_sqe_set_data(sqe, op);
       ++in_ring_;
@@ -113,18 +127,17 @@ class IoUringQueue final : public ReadQueue {
       const int64_t result = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
       --in_ring_;
-      bool direct = is_direct(*op);
-      const bool was_direct = direct;
-      const NextStep next = advance(op, result, &direct);
-      if (was_direct && !direct) direct_ = false;
-      if (next == NextStep::kAgain) {
+      const NextStep next = advance(op, result);
+      if (next == NextStep::kAgainBuffered) direct_ = false;
+      if (next != NextStep::kFinished) {
         queued_.push(op);
         again = true;
-      } else {
-        stats_.device_bytes += op->read_bytes;
-        stats_.retries += static_cast<uint64_t>(op->attempts);
-        done_.push(op);
+        continue;
       }
+      stats_.device_bytes += op->read_bytes;
+      stats_.retries += static_cast<uint64_t>(op->attempts);
+      if (!op->direct && op->status.ok()) stats_.direct = false;
+      done_.push(op);
     }
     if (again || !queued_.empty()) start();
   }

@@ -18,6 +18,7 @@ namespace {
 class PreadPool final : public ReadQueue {
  public:
   explicit PreadPool(const QueueOptions& options) : direct_(options.allow_direct) {
+    stats_.direct = direct_;
     for (int i = 0; i < options.pool_threads; ++i) threads_.emplace_back([this] { thread_main(); });
   }
 
@@ -34,10 +35,7 @@ class PreadPool final : public ReadQueue {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (ReadOp* op : ops) {
-        op->progress = 0;
-        op->attempts = 0;
-        op->read_bytes = 0;
-        op->from_page_cache = false;
+        begin(op, direct_);
         queued_.push(op);
       }
     }
@@ -66,9 +64,7 @@ class PreadPool final : public ReadQueue {
 
   IoStats stats() const override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    IoStats stats = stats_;
-    stats.direct = direct_;
-    return stats;
+    return stats_;
   }
 
   std::string_view name() const override { return "pread pool"; }
@@ -81,31 +77,38 @@ class PreadPool final : public ReadQueue {
       if (stop_) return;
       ReadOp* op = queued_.pop();
       const bool probe = cache_misses_ < kCacheMissLimit || stats_.operations % kCacheProbeEvery == 0;
-      bool direct = direct_ && op->file->direct_fd() >= 0;
-      const bool was_direct = direct;
+      op->direct = op->direct && direct_;
       lock.unlock();
       const bool cached = probe && read_from_page_cache(op);
-      if (!cached) read_all(op, &direct);
-      lock.lock();
+      const bool refused = !cached && !read_all(op);
       if (cached) op->status = base::ok_status();
-      if (was_direct && !direct && op->status.ok()) direct_ = false;
+      lock.lock();
+      if (refused) direct_ = false;
       if (probe) cache_misses_ = cached ? 0 : cache_misses_ + 1;
-      ++stats_.operations;
-      stats_.retries += static_cast<uint64_t>(op->attempts);
-      stats_.device_bytes += op->read_bytes;
-      stats_.cached_bytes += cached ? op->needed : 0;
+      count(*op);
       done_.push(op);
       finished_.notify_one();
     }
   }
 
-  static void read_all(ReadOp* op, bool* direct) {
-    NextStep next = NextStep::kAgain;
-    while (next == NextStep::kAgain) {
-      const ReadStep step = next_read(*op, *direct);
+  void count(const ReadOp& op) {
+    ++stats_.operations;
+    stats_.retries += static_cast<uint64_t>(op.attempts);
+    stats_.device_bytes += op.read_bytes;
+    stats_.cached_bytes += op.from_page_cache ? op.needed : 0;
+    if (!op.from_page_cache && !op.direct && op.status.ok()) stats_.direct = false;
+  }
+
+  // False if the file refused a direct read.
+  static bool read_all(ReadOp* op) {
+    bool accepted = true;
+    for (NextStep next = NextStep::kAgain; next != NextStep::kFinished;) {
+      const ReadStep step = next_read(*op);
       const ssize_t got = ::pread(step.fd, step.memory, step.length, static_cast<off_t>(step.offset));
-      next = advance(op, got < 0 ? -errno : got, direct);
+      next = advance(op, got < 0 ? -errno : got);
+      accepted = accepted && next != NextStep::kAgainBuffered;
     }
+    return accepted;
   }
 
   // After this many misses the page cache is asked only now and then.

@@ -1,8 +1,8 @@
 // Asynchronous reads from files into memory that the caller owns. Knows no models and no caches.
 //
-// A ReadOp is owned by the caller and must stay put from submit() until its `done` has run. Completions are queued and
-// run inside poll() on the thread that polls, never inside submit(). Operations of higher priority start first where
-// the backend still has a choice.
+// A ReadOp is owned by the caller and must stay put from submit() until its `done` has run. Completions are
+// queued and run inside poll() on the thread that polls, never inside submit(). Operations of higher priority
+// start first where the backend still has a choice.
 //
 //   idle --submit--> queued --start--> in flight --complete--> (retry: in flight | finished) --poll--> idle
 #pragma once
@@ -44,6 +44,7 @@ struct ReadOp {
   // The queue's own.
   uint64_t progress = 0;
   int attempts = 0;
+  bool direct = false;  ///< How the system call under way, or the next one, reads.
   ReadOp* next = nullptr;
 };
 
@@ -52,7 +53,9 @@ constexpr uint64_t widened_bytes(uint64_t offset, uint64_t needed) {
   const uint64_t begin = offset / kIoAlignment * kIoAlignment;
   return (offset + needed + kIoAlignment - 1) / kIoAlignment * kIoAlignment - begin;
 }
-inline uint8_t* wanted(const ReadOp& op) { return op.memory + op.offset % kIoAlignment; }
+inline uint8_t* wanted(const ReadOp& op) {
+  return op.memory + op.offset % kIoAlignment;
+}
 
 /// Totals since the queue was made.
 struct IoStats {
@@ -60,19 +63,22 @@ struct IoStats {
   uint64_t cached_bytes = 0;
   uint64_t operations = 0;
   uint64_t retries = 0;
-  bool direct = true;  ///< False once a file refused direct reads.
+  bool direct =
+      true;  ///< False once bytes came through the page cache because direct reads are off or refused.
 };
 
 /// A queue of reads. submit, poll and stats are called from one thread.
 class ReadQueue {
  public:
+  /// Waits for what the device is doing; what has not completed by then never does.
   virtual ~ReadQueue() = default;
 
   /// Never blocks on the device and never fails: failures arrive as the op's status.
-  /// Errors an op can get: kModelFile (the file ends early: "truncated"), kIo (after 3 tries, with file, offset, label).
+  /// Errors an op can get: kModelFile (the file ends early: "truncated"), kIo (after 3 tries, with file,
+  /// offset, label).
   virtual void submit(std::span<ReadOp* const> ops) = 0;
-  /// Runs the completions that are ready; with `wait`, sleeps until there is at least one (if any op is under way).
-  /// Returns how many ran.
+  /// Runs the completions that are ready; with `wait`, sleeps until there is at least one (if any op is under
+  /// way). Returns how many ran.
   virtual size_t poll(bool wait) = 0;
   /// Operations submitted and not yet completed by poll().
   virtual size_t in_flight() const = 0;
@@ -83,15 +89,18 @@ class ReadQueue {
 struct QueueOptions {
   bool allow_io_uring = true;  ///< Off: the system call is never made.
   bool allow_direct = true;
-  int pool_threads = 8;        ///< Of the pread pool.
-  unsigned depth = 64;         ///< Operations in flight on io_uring.
+  int pool_threads = 8;  ///< Of the pread pool.
+  unsigned depth = 64;   ///< Operations in flight on io_uring.
 };
 
-/// The best queue that this system allows: io_uring, else the pread pool. `note` receives a line that says why
-/// io_uring is not used, if so.
+/// The best queue that this system allows: io_uring, else the pread pool. `note` receives a line that says
+/// why io_uring is not used, if so.
 std::unique_ptr<ReadQueue> make_read_queue(const QueueOptions& options, std::string* note);
 std::unique_ptr<ReadQueue> make_pread_pool(const QueueOptions& options);
 /// Null with a reason in `note` where the kernel or build has none.
 std::unique_ptr<ReadQueue> make_io_uring(const QueueOptions& options, std::string* note);
+
+/// Fills `out` from the page cache alone, if all of it is there; never touches the device.
+[[nodiscard]] bool try_read_cached(const platform::File& file, uint64_t offset, std::span<uint8_t> out);
 
 }  // namespace ganglion::async_io

@@ -1,6 +1,7 @@
 #include "async_io/read_step.h"
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -17,8 +18,17 @@ using base::Status;
 
 namespace {
 
-uint64_t begin_of(const ReadOp& op) { return op.offset / kIoAlignment * kIoAlignment; }
-uint64_t needed_from_begin(const ReadOp& op) { return op.offset - begin_of(op) + op.needed; }
+uint64_t begin_of(const ReadOp& op) {
+  return op.offset / kIoAlignment * kIoAlignment;
+}
+uint64_t needed_from_begin(const ReadOp& op) {
+  return op.offset - begin_of(op) + op.needed;
+}
+
+// A direct read that came up short continues from the last whole unit.
+uint64_t resumed_at(const ReadOp& op) {
+  return op.direct ? base::round_down(op.progress, kIoAlignment) : op.progress;
+}
 
 Status describe(const ReadOp& op, const char* what) {
   return Status(Code::kIo, base::format("cannot read %llu bytes at offset %llu of '%s' (%.*s): %s",
@@ -28,68 +38,102 @@ Status describe(const ReadOp& op, const char* what) {
 }
 
 Status truncated(const ReadOp& op) {
-  return Status(Code::kModelFile,
-                base::format("'%s' ends at byte %llu, but %.*s needs bytes up to %llu - the file is truncated",
-                             op.file->path().c_str(), static_cast<unsigned long long>(begin_of(op) + op.progress),
-                             static_cast<int>(op.label.size()), op.label.data(),
-                             static_cast<unsigned long long>(op.offset + op.needed)));
+  return Status(
+      Code::kModelFile,
+      base::format("'%s' ends at byte %llu, but %.*s needs bytes up to %llu - the file is truncated",
+                   op.file->path().c_str(), static_cast<unsigned long long>(begin_of(op) + op.progress),
+                   static_cast<int>(op.label.size()), op.label.data(),
+                   static_cast<unsigned long long>(op.offset + op.needed)));
 }
 
-NextStep finish(ReadOp* op, Status status, bool direct) {
+NextStep finish(ReadOp* op, Status status) {
   op->status = std::move(status);
   // Buffered reads leave pages behind that would count against a memory limit.
-  if (!direct) {
+  if (!op->direct) {
     ::posix_fadvise(op->file->fd(), static_cast<off_t>(begin_of(*op)),
                     static_cast<off_t>(widened_bytes(op->offset, op->needed)), POSIX_FADV_DONTNEED);
   }
   return NextStep::kFinished;
 }
 
+// Asks before reading: since Linux 5.17 even a read with RWF_NOWAIT that finds nothing has the kernel fetch
+// all that it asked for into the page cache, where it counts against a memory limit and is read a second
+// time.
+bool may_be_cached(int fd, uint64_t offset, uint64_t length) {
+  constexpr long kCachestat = 451;  // Linux 6.5, the same number on every architecture.
+  struct {
+    uint64_t offset, length;
+  } range = {offset, length};
+  struct {
+    uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  } pages = {};
+  if (::syscall(kCachestat, fd, &range, &pages, 0) == 0) {
+    const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    return pages.cached >= (offset + length - 1) / page - offset / page + 1;
+  }
+  // Not there or forbidden: a byte costs at most one page.
+  uint8_t byte = 0;
+  iovec part = {&byte, 1};
+  return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
+}
+
 }  // namespace
 
-ReadStep next_read(const ReadOp& op, bool direct) {
-  // A direct read that came up short continues from the last whole unit.
-  const uint64_t done = direct ? base::round_down(op.progress, kIoAlignment) : op.progress;
-  return {direct ? op.file->direct_fd() : op.file->fd(), op.memory + done,
+void begin(ReadOp* op, bool allow_direct) {
+  op->progress = 0;
+  op->attempts = 0;
+  op->read_bytes = 0;
+  op->from_page_cache = false;
+  op->direct = allow_direct && op->file->direct_fd() >= 0;
+}
+
+ReadStep next_read(const ReadOp& op) {
+  const uint64_t done = resumed_at(op);
+  return {op.direct ? op.file->direct_fd() : op.file->fd(), op.memory + done,
           static_cast<size_t>(widened_bytes(op.offset, op.needed) - done), begin_of(op) + done};
 }
 
-NextStep advance(ReadOp* op, int64_t result, bool* direct) {
+NextStep advance(ReadOp* op, int64_t result) {
   if (result < 0) {
     const int error = static_cast<int>(-result);
     if (error == EINTR || error == EAGAIN) return NextStep::kAgain;
-    if (error == EINVAL && *direct) {
-      *direct = false;
-      return NextStep::kAgain;
+    if ((error == EINVAL || error == EOPNOTSUPP) && op->direct) {
+      op->direct = false;
+      return NextStep::kAgainBuffered;
     }
     if (++op->attempts < kMaxAttempts) return NextStep::kAgain;
-    return finish(op, describe(*op, std::strerror(error)), *direct);
+    return finish(op, describe(*op, std::strerror(error)));
   }
-  const uint64_t start = *direct ? base::round_down(op->progress, kIoAlignment) : op->progress;
-  const uint64_t reached = start + static_cast<uint64_t>(result);
+  const uint64_t reached = resumed_at(*op) + static_cast<uint64_t>(result);
   const bool moved = reached > op->progress;
   op->read_bytes += static_cast<uint64_t>(result);
   op->progress = std::max(op->progress, reached);
-  if (op->progress >= needed_from_begin(*op)) return finish(op, base::ok_status(), *direct);
+  if (op->progress >= needed_from_begin(*op)) return finish(op, base::ok_status());
   if (moved) return NextStep::kAgain;
   // Nothing more came: the end of the file, unless the file system only refuses the unaligned rest.
-  if (*direct) {
-    *direct = false;
+  if (op->direct) {
+    op->direct = false;
     return NextStep::kAgain;
   }
-  return finish(op, truncated(*op), *direct);
+  return finish(op, truncated(*op));
+}
+
+bool try_read_cached(const platform::File& file, uint64_t offset, std::span<uint8_t> out) {
+  if (!may_be_cached(file.fd(), offset, out.size())) return false;
+  size_t done = 0;
+  while (done < out.size()) {
+    iovec part = {out.data() + done, out.size() - done};
+    const ssize_t got = ::preadv2(file.fd(), &part, 1, static_cast<off_t>(offset + done), RWF_NOWAIT);
+    if (got <= 0) return false;
+    done += static_cast<size_t>(got);
+  }
+  return true;
 }
 
 bool read_from_page_cache(ReadOp* op) {
-  uint64_t done = 0;
-  while (done < op->needed) {
-    iovec part = {wanted(*op) + done, static_cast<size_t>(op->needed - done)};
-    const ssize_t got = ::preadv2(op->file->fd(), &part, 1, static_cast<off_t>(op->offset + done), RWF_NOWAIT);
-    if (got <= 0) return false;
-    done += static_cast<uint64_t>(got);
-  }
-  op->from_page_cache = true;
-  return true;
+  op->from_page_cache =
+      try_read_cached(*op->file, op->offset, {wanted(*op), static_cast<size_t>(op->needed)});
+  return op->from_page_cache;
 }
 
 }  // namespace ganglion::async_io

@@ -7,20 +7,26 @@ namespace ganglion::async_io {
 
 inline constexpr int kMaxAttempts = 3;
 
-enum class NextStep : uint8_t { kFinished, kAgain };
+/// kAgainBuffered: again, and the file refuses direct reads altogether.
+enum class NextStep : uint8_t { kFinished, kAgain, kAgainBuffered };
 
-/// The rest of `op` as one system call: descriptor, memory, length and file offset.
+/// The rest of an operation as one system call: descriptor, memory, length and file offset.
 struct ReadStep {
   int fd;
   uint8_t* memory;
   size_t length;
   uint64_t offset;
 };
-ReadStep next_read(const ReadOp& op, bool direct);
 
-/// Takes the result of a read (bytes, or -errno). Continues short reads, retries EINTR/EAGAIN freely and other
-/// errors kMaxAttempts times, switches off direct reads (`*direct`) on EINVAL, and fills op->status at the end.
-NextStep advance(ReadOp* op, int64_t result, bool* direct);
+/// Sets the queue's own fields and results to those of an operation that has just been submitted.
+void begin(ReadOp* op, bool allow_direct);
+
+ReadStep next_read(const ReadOp& op);
+
+/// Takes the result of next_read() (bytes, or -errno). Continues short reads, retries EINTR/EAGAIN freely and
+/// other errors kMaxAttempts times, goes on without direct reads (op->direct) where the file refuses one, and
+/// fills op->status at the end.
+NextStep advance(ReadOp* op, int64_t result);
 
 /// Copies what is wanted from the page cache if all of it is there, without reading from the device.
 bool read_from_page_cache(ReadOp* op);
