@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Builds and runs every test.
+#   ./test.sh [release | debug | asan | tsan] [ctest arguments]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+preset=${1:-release}
+shift || true
+
+tools/install_packages.sh
+cmake --preset "$preset" -DGANGLION_TESTS=ON >/dev/null
+cmake --build "build/$preset"
+if [[ ! -d ../shared/fixtures ]]; then
+  echo "NOTE: ../shared/fixtures is not here: tests on other people's vocabularies and templates, and on the larger models, are skipped"
+fi
+# The temporary directory decides which file system the tests see.
+ctest --test-dir "build/$preset" --output-on-failure --timeout 1200 -j 2 "$@"
