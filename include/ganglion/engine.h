@@ -14,16 +14,16 @@
 namespace ganglion {
 
 struct EngineOptions {
-  std::string model_path;         ///< A GGUF file, any shard of a split one, or a directory that holds one model.
-  std::string memory = "auto";    ///< "64M", "4G", "600000000", "75%", "auto" or "min".
-  int threads = 0;                ///< 0: one per physical core that we may use.
-  size_t context = 0;             ///< Positions; 0: min(trained, 4096), lowered if the budget asks for it.
-  size_t chunk = 0;               ///< Prompt tokens evaluated together; 0: planned.
-  std::string kv_type = "f16";    ///< f16, q8_0 or f32.
-  std::string isa;                ///< Kernel table by name; empty: the best one.
+  std::string model_path;  ///< A GGUF file, any shard of a split one, or a directory that holds one model.
+  std::string memory = "auto";  ///< "64M", "4G", "600000000", "75%", "auto" or "min".
+  int threads = 0;              ///< 0: one per physical core that we may use.
+  size_t context = 0;           ///< Positions; 0: min(trained, 4096), lowered if the budget asks for it.
+  size_t chunk = 0;             ///< Prompt tokens evaluated together; 0: planned.
+  std::string kv_type = "f16";  ///< f16, q8_0 or f32.
+  std::string isa;              ///< Kernel table by name; empty: the best one.
   bool io_uring = true;
   bool direct_io = true;
-  size_t logit_rows = 1;          ///< Rows whose logits are computed together (perplexity takes more).
+  size_t logit_rows = 1;  ///< Rows whose logits are computed together (perplexity takes more).
   Overrides overrides;
 };
 
@@ -35,9 +35,9 @@ struct MemoryItem {
 /// What a run will do, known before weights are read.
 struct PlanSummary {
   uint64_t budget_bytes = 0;
-  uint64_t planned_bytes = 0;          ///< Sum of `items`.
+  uint64_t planned_bytes = 0;  ///< Sum of `items`.
   std::vector<MemoryItem> items;
-  uint64_t model_bytes = 0;            ///< Of the files.
+  uint64_t model_bytes = 0;  ///< Of the files.
   uint64_t resident_weight_bytes = 0;
   uint64_t streamed_bytes_per_token = 0;  ///< Dense weights read for each pass.
   uint64_t expert_bytes_per_token = 0;    ///< Expert weights touched by a token, cached or not.
@@ -49,19 +49,19 @@ struct PlanSummary {
   int threads = 0;
   std::string isa;
   std::string kv_type;
-  std::string io;                      ///< "io_uring" or "pread pool".
+  std::string io;  ///< "io_uring" or "pread pool".
   std::string architecture;
-  std::vector<std::string> notes;      ///< One line each: what was lowered, what is odd.
+  std::vector<std::string> notes;  ///< One line each: what was lowered, what is odd.
 };
 
 /// Totals since loading.
 struct EngineStats {
-  uint64_t device_bytes = 0;   ///< Read from storage.
-  uint64_t cached_bytes = 0;   ///< Taken from the page cache.
+  uint64_t device_bytes = 0;  ///< Read from storage.
+  uint64_t cached_bytes = 0;  ///< Taken from the page cache.
   uint64_t reads = 0;
-  uint64_t expert_hits = 0;    ///< Expert blocks.
+  uint64_t expert_hits = 0;  ///< Expert blocks.
   uint64_t expert_misses = 0;
-  int64_t io_wait_ns = 0;      ///< Time in which nothing could be computed.
+  int64_t io_wait_ns = 0;  ///< Time in which nothing could be computed.
 };
 
 /// What the process has used so far at most.
@@ -75,16 +75,16 @@ MemoryPeak memory_peak();
 class Engine {
  public:
   /// Reads and checks the header, and plans. Reads no weights.
-  /// Errors: kModelFile, kUnsupported, kInvalidArgument (an option), kResources (the budget is too small; the message
-  /// says what would do).
+  /// Errors: kModelFile, kUnsupported, kInvalidArgument (an option), kResources (the budget is too small; the
+  /// message says what would do).
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options);
   virtual ~Engine() = default;
 
   virtual const PlanSummary& plan() const = 0;
   virtual const TextModel& text() const = 0;
 
-  /// Reads the resident weights. `progress` (or null) is told done and total bytes and may return false to stop
-  /// (kCancelled). Errors: kIo, kModelFile, kResources.
+  /// Reads the resident weights. `progress` (or null) is told done and total bytes and may return false to
+  /// stop (kCancelled). Errors: kIo, kModelFile, kResources.
   virtual Status load(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context) = 0;
 
   /// Requires: loaded. Errors: kResources (another session holds the KV pages).

@@ -12,16 +12,16 @@ namespace ganglion {
 /// Kinds of operating errors. Each maps to one exit code and one HTTP status.
 enum class Code {
   kOk,
-  kInvalidArgument,   ///< The caller (a flag, a request) asked for something that makes no sense.
-  kNotFound,          ///< A named thing (file, tensor, key) is not there.
-  kModelFile,         ///< The model file is damaged, incomplete or contradicts itself.
-  kUnsupported,       ///< Well-formed, but nothing here can do it (type, architecture, template).
-  kIo,                ///< The system failed to read or write.
-  kResources,         ///< Does not fit the memory budget or another limit.
-  kContextOverflow,   ///< More positions asked for than the context holds.
-  kCancelled,         ///< Stopped on request.
-  kPoisoned,          ///< The session failed earlier and was not reset.
-  kInternal,          ///< A promise of our own was broken.
+  kInvalidArgument,  ///< The caller (a flag, a request) asked for something that makes no sense.
+  kNotFound,         ///< A named thing (file, tensor, key) is not there.
+  kModelFile,        ///< The model file is damaged, incomplete or contradicts itself.
+  kUnsupported,      ///< Well-formed, but nothing here can do it (type, architecture, template).
+  kIo,               ///< The system failed to read or write.
+  kResources,        ///< Does not fit the memory budget or another limit.
+  kContextOverflow,  ///< More positions asked for than the context holds.
+  kCancelled,        ///< Stopped on request.
+  kPoisoned,         ///< The session failed earlier and was not reset.
+  kInternal,         ///< A promise of our own was broken.
 };
 
 /// Short lower-case name of a code, for logs and tests.
@@ -45,15 +45,17 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-inline Status ok_status() { return Status(); }
+inline Status ok_status() {
+  return Status();
+}
 
 /// A value or the Status that explains why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
-    if (status_.ok()) std::abort();  // A Result without a value must say why.
+    if (status_.ok()) std::abort();                     // A Result without a value must say why.
   }
 
   bool ok() const { return value_.has_value(); }

@@ -23,7 +23,7 @@ struct TensorEntry {
   std::vector<uint64_t> shape;  ///< Row length first.
   uint64_t bytes = 0;
   uint32_t shard = 0;
-  uint64_t offset = 0;          ///< In the shard's file.
+  uint64_t offset = 0;  ///< In the shard's file.
 };
 
 struct ShardEntry {
@@ -46,13 +46,13 @@ Result<ModelContents> inspect_model(const std::string& path, const Overrides& ov
 struct ShardVerdict {
   std::string path;
   uint64_t bytes = 0;
-  Status status;        ///< Why it is bad.
-  std::string sha256;   ///< Lower-case hex, if asked for.
+  Status status;       ///< Why it is bad.
+  std::string sha256;  ///< Lower-case hex, if asked for.
 };
 
-/// Checks every shard by itself (structure, sizes, optionally its SHA-256, which reads the whole file), then the model
-/// as a whole (all parts, all tensors of the architecture with the right shapes): that is the last entry, with an empty
-/// path. Errors: only if no file can be found at all.
+/// Checks every shard by itself (structure, sizes, optionally its SHA-256, which reads the whole file), then
+/// the model as a whole (all parts, all tensors of the architecture with the right shapes): that is the last
+/// entry, with an empty path. Errors: only if no file can be found at all.
 Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256);
 
 }  // namespace ganglion

@@ -16,21 +16,22 @@ class LogitSink {
   virtual ~LogitSink() = default;
   /// `logits` [V] predict the token after `position`; valid during the call.
   virtual void logits(size_t position, std::span<const float> logits) = 0;
-  /// For finding where a layer goes wrong: the last token's input of each layer [D], then the final norm's output.
+  /// For finding where a layer goes wrong: the last token's input of each layer [D], then the final norm's
+  /// output.
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
 };
 
-/// Made by Engine::new_session, must not outlive its engine. Not thread-safe, but sessions of one engine may be used on
-/// several threads. After an error other than kInvalidArgument, kContextOverflow and kCancelled a session is poisoned:
-/// everything fails with kPoisoned until reset().
+/// Made by Engine::new_session, must not outlive its engine. Not thread-safe, but sessions of one engine may
+/// be used on several threads. After an error other than kInvalidArgument, kContextOverflow and kCancelled a
+/// session is poisoned: everything fails with kPoisoned until reset().
 class Session {
  public:
   virtual ~Session() = default;
 
-  /// Appends `tokens` and evaluates them, in chunks. Afterwards logits() are those of the last one. `sink` (or null)
-  /// gets the logits of all. Stops with kCancelled soon after `*cancel` is set; whole chunks done until then stay.
-  /// Errors: kInvalidArgument (no token, or one outside the vocabulary), kContextOverflow (with both numbers),
-  /// kIo and kModelFile from reading weights, kResources (no KV page).
+  /// Appends `tokens` and evaluates them, in chunks. Afterwards logits() are those of the last one. `sink`
+  /// (or null) gets the logits of all. Stops with kCancelled soon after `*cancel` is set; whole chunks done
+  /// until then stay. Errors: kInvalidArgument (no token, or one outside the vocabulary), kContextOverflow
+  /// (with both numbers), kIo and kModelFile from reading weights, kResources (no KV page).
   virtual Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel = nullptr,
                           LogitSink* sink = nullptr) = 0;
 

@@ -1,4 +1,5 @@
-// A model's text side: tokens and chat template. Needs no weights: a GGUF that holds only a vocabulary will do.
+// A model's text side: tokens and chat template. Needs no weights: a GGUF that holds only a vocabulary will
+// do.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ class TextModel : public TokenBytes {
   /// Errors: kModelFile, kUnsupported (tokenizer or pre-tokenizer not known), kInvalidArgument (an override).
   static Result<std::unique_ptr<TextModel>> open(const std::string& path, const Overrides& overrides = {});
 
-  virtual Result<std::vector<int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const = 0;
+  virtual Result<std::vector<int32_t>> encode(std::string_view text, bool add_special,
+                                              bool parse_special) const = 0;
   /// `special`: write control tokens out. Ids outside the vocabulary write nothing.
   virtual std::string decode(std::span<const int32_t> tokens, bool special) const = 0;
   /// `special`: show control tokens.

@@ -9,8 +9,8 @@ namespace ganglion::base {
 
 }  // namespace ganglion::base
 
-#define GANGLION_CHECK(condition)                                              \
-  do {                                                                         \
+#define GANGLION_CHECK(condition)                                                     \
+  do {                                                                                \
     if (!(condition)) ::ganglion::base::check_failed(#condition, __FILE__, __LINE__); \
   } while (false)
 

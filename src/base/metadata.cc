@@ -68,11 +68,17 @@ bool parse_as(ValueKind kind, const std::string& text, Value* value) {
       value->uint_value = static_cast<uint64_t>(value->int_value);
       return true;
     }
-    case ValueKind::kInt: return parse_int(text, &value->int_value);
-    case ValueKind::kFloat: return parse_float(text, &value->float_value);
-    case ValueKind::kBool: return parse_bool(text, &value->bool_value);
-    case ValueKind::kString: value->text = text; return true;
-    case ValueKind::kArray: return false;
+    case ValueKind::kInt:
+      return parse_int(text, &value->int_value);
+    case ValueKind::kFloat:
+      return parse_float(text, &value->float_value);
+    case ValueKind::kBool:
+      return parse_bool(text, &value->bool_value);
+    case ValueKind::kString:
+      value->text = text;
+      return true;
+    case ValueKind::kArray:
+      return false;
   }
   return false;
 }
@@ -81,12 +87,18 @@ bool parse_as(ValueKind kind, const std::string& text, Value* value) {
 
 std::string_view value_kind_name(ValueKind kind) {
   switch (kind) {
-    case ValueKind::kUint: return "an unsigned integer";
-    case ValueKind::kInt: return "an integer";
-    case ValueKind::kFloat: return "a float";
-    case ValueKind::kBool: return "a bool";
-    case ValueKind::kString: return "a string";
-    case ValueKind::kArray: return "an array";
+    case ValueKind::kUint:
+      return "an unsigned integer";
+    case ValueKind::kInt:
+      return "an integer";
+    case ValueKind::kFloat:
+      return "a float";
+    case ValueKind::kBool:
+      return "a bool";
+    case ValueKind::kString:
+      return "a string";
+    case ValueKind::kArray:
+      return "an array";
   }
   return "unknown";
 }
@@ -190,14 +202,23 @@ Result<std::vector<double>> Metadata::numbers(std::string_view key) const {
   const Value* value = find(key);
   if (value == nullptr) return out;
   switch (value->kind) {
-    case ValueKind::kUint: out.push_back(static_cast<double>(value->uint_value)); return out;
-    case ValueKind::kInt: out.push_back(static_cast<double>(value->int_value)); return out;
-    case ValueKind::kFloat: out.push_back(value->float_value); return out;
+    case ValueKind::kUint:
+      out.push_back(static_cast<double>(value->uint_value));
+      return out;
+    case ValueKind::kInt:
+      out.push_back(static_cast<double>(value->int_value));
+      return out;
+    case ValueKind::kFloat:
+      out.push_back(value->float_value);
+      return out;
     case ValueKind::kBool:
-    case ValueKind::kString: return wrong_kind(key, *value, "an array of numbers");
-    case ValueKind::kArray: break;
+    case ValueKind::kString:
+      return wrong_kind(key, *value, "an array of numbers");
+    case ValueKind::kArray:
+      break;
   }
-  if (value->element_kind == ValueKind::kString || value->packed.size() < value->count * value->element_bytes) {
+  if (value->element_kind == ValueKind::kString ||
+      value->packed.size() < value->count * value->element_bytes) {
     return wrong_kind(key, *value, "an array of numbers");
   }
   out.reserve(value->count);

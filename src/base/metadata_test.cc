@@ -19,7 +19,8 @@ TEST(Metadata, NamesTheKeyThatIsMissingOrOfAnotherKind) {
   const auto missing = metadata.uint_required("b");
   EXPECT_EQ(missing.status().code(), Code::kModelFile);
   EXPECT_NE(missing.status().message().find("'b' is missing"), std::string::npos);
-  EXPECT_NE(metadata.string_or("a.count", "").status().message().find("expected a string"), std::string::npos);
+  EXPECT_NE(metadata.string_or("a.count", "").status().message().find("expected a string"),
+            std::string::npos);
 }
 
 TEST(Metadata, OverridesKeepTheKindOfAKnownKey) {

@@ -19,10 +19,10 @@ using ganglion::Status;
 #define GANGLION_CONCAT(a, b) GANGLION_CONCAT_INNER(a, b)
 
 /// Returns the Status of `expr` from the enclosing function if it is not ok.
-#define GANGLION_RETURN_IF_ERROR(expr)                             \
-  do {                                                             \
-    ::ganglion::base::Status status_of_expr_ = (expr);             \
-    if (!status_of_expr_.ok()) return status_of_expr_;             \
+#define GANGLION_RETURN_IF_ERROR(expr)                 \
+  do {                                                 \
+    ::ganglion::base::Status status_of_expr_ = (expr); \
+    if (!status_of_expr_.ok()) return status_of_expr_; \
   } while (false)
 
 /// Declares `decl` from the Result of `expr`, or returns its Status from the enclosing function.

@@ -15,11 +15,20 @@ uint64_t unit_of(const std::string& suffix) {
   uint64_t binary = 0;
   uint64_t decimal = 0;
   switch (suffix[0]) {
-    case 'k': binary = kKiB, decimal = 1000; break;
-    case 'm': binary = kMiB, decimal = 1000'000; break;
-    case 'g': binary = kGiB, decimal = 1000'000'000; break;
-    case 't': binary = kGiB * 1024, decimal = 1000'000'000'000; break;
-    default: return 0;
+    case 'k':
+      binary = kKiB, decimal = 1000;
+      break;
+    case 'm':
+      binary = kMiB, decimal = 1000'000;
+      break;
+    case 'g':
+      binary = kGiB, decimal = 1000'000'000;
+      break;
+    case 't':
+      binary = kGiB * 1024, decimal = 1000'000'000'000;
+      break;
+    default:
+      return 0;
   }
   const std::string rest = suffix.substr(1);
   if (rest.empty() || rest == "ib") return binary;
@@ -41,7 +50,8 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   const uint64_t unit = unit_of(suffix);
   const double bytes = number * static_cast<double>(unit);
   if (!starts_well || unit == 0 || !(bytes >= 0 && bytes < 9.2e18)) {
-    return Status(Code::kInvalidArgument, "'" + owned + "' is not a size - write 512M, 4G, 1.5GiB or 4000000000");
+    return Status(Code::kInvalidArgument,
+                  "'" + owned + "' is not a size - write 512M, 4G, 1.5GiB or 4000000000");
   }
   return static_cast<uint64_t>(bytes);
 }

@@ -26,8 +26,12 @@ std::string format_bytes(uint64_t bytes);
 constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
-constexpr uint64_t round_down(uint64_t value, uint64_t multiple) { return value / multiple * multiple; }
-constexpr uint64_t ceil_div(uint64_t value, uint64_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr uint64_t round_down(uint64_t value, uint64_t multiple) {
+  return value / multiple * multiple;
+}
+constexpr uint64_t ceil_div(uint64_t value, uint64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
 /// *out = a * b, or false where that does not fit 64 bits.
 [[nodiscard]] inline bool try_mul(uint64_t a, uint64_t b, uint64_t* out) {

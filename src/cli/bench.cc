@@ -25,7 +25,7 @@ struct BenchFlags {
 struct Measured {
   std::vector<double> prompt_rates;  // one per repetition
   std::vector<double> decode_rates;
-  std::vector<double> decode_ms;     // one per token
+  std::vector<double> decode_ms;  // one per token
   uint64_t decode_io_bytes = 0;
   int64_t decode_wait_ns = 0;
   uint64_t hits = 0;
@@ -128,8 +128,9 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
   const double asked = static_cast<double>(m.hits + m.misses);
   const double dense = static_cast<double>(plan.resident_weight_bytes + plan.streamed_bytes_per_token);
   // Of the weight bytes that a token touches, the share found in memory.
-  const double hit_rate = asked > 0 ? static_cast<double>(m.hits) / asked
-                          : dense > 0 ? static_cast<double>(plan.resident_weight_bytes) / dense : 1;
+  const double hit_rate = asked > 0   ? static_cast<double>(m.hits) / asked
+                          : dense > 0 ? static_cast<double>(plan.resident_weight_bytes) / dense
+                                      : 1;
   return {{"model", flags.model.engine.model_path},
           {"threads", plan.threads},
           {"isa", plan.isa},
@@ -153,25 +154,27 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
   std::string text =
       "| model | budget | threads | isa | test | t/s | read per token | I/O wait per token |\n"
       "|---|---|---|---|---|---|---|---|\n";
-  const std::string name = flags.model.engine.model_path.substr(flags.model.engine.model_path.find_last_of('/') + 1);
+  const std::string name =
+      flags.model.engine.model_path.substr(flags.model.engine.model_path.find_last_of('/') + 1);
   const std::string budget = bytes_text(static_cast<double>(plan.budget_bytes));
   const double tokens = std::max<double>(1, static_cast<double>(m.decode_ms.size()));
   if (flags.prompt_tokens > 0) {
-    std::snprintf(line, sizeof line, "| %s | %s | %d | %s | pp%zu | %.2f ± %.2f | | |\n", name.c_str(), budget.c_str(),
-                  plan.threads, plan.isa.c_str(), flags.prompt_tokens, median(m.prompt_rates),
+    std::snprintf(line, sizeof line, "| %s | %s | %d | %s | pp%zu | %.2f ± %.2f | | |\n", name.c_str(),
+                  budget.c_str(), plan.threads, plan.isa.c_str(), flags.prompt_tokens, median(m.prompt_rates),
                   deviation(m.prompt_rates));
     text += line;
   }
   if (flags.decode_tokens > 0) {
     const std::string at = flags.depth > 0 ? " @ d" + std::to_string(flags.depth) : "";
-    std::snprintf(line, sizeof line, "| %s | %s | %d | %s | tg%zu%s | %.2f ± %.2f | %s | %.1f ms |\n", name.c_str(),
-                  budget.c_str(), plan.threads, plan.isa.c_str(), flags.decode_tokens, at.c_str(),
-                  median(m.decode_rates), deviation(m.decode_rates),
+    std::snprintf(line, sizeof line, "| %s | %s | %d | %s | tg%zu%s | %.2f ± %.2f | %s | %.1f ms |\n",
+                  name.c_str(), budget.c_str(), plan.threads, plan.isa.c_str(), flags.decode_tokens,
+                  at.c_str(), median(m.decode_rates), deviation(m.decode_rates),
                   bytes_text(static_cast<double>(m.decode_io_bytes) / tokens).c_str(),
                   static_cast<double>(m.decode_wait_ns) / 1e6 / tokens);
     text += line;
   }
-  return text + "\npeak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " + budget + "\n";
+  return text + "\npeak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +
+         budget + "\n";
 }
 
 std::string csv(const ordered_json& facts) {
@@ -186,7 +189,8 @@ std::string csv(const ordered_json& facts) {
 
 int run_bench(BenchFlags& flags) {
   const size_t longest = std::max(flags.prompt_tokens, flags.depth + flags.decode_tokens);
-  if (flags.repetitions == 0 || longest == 0) return fail(Status(Code::kInvalidArgument, "nothing to measure"));
+  if (flags.repetitions == 0 || longest == 0)
+    return fail(Status(Code::kInvalidArgument, "nothing to measure"));
   if (flags.model.engine.context == 0) flags.model.engine.context = std::max<size_t>(longest, 1);
   if (flags.output != "md") flags.model.quiet = true;
   Result<std::unique_ptr<Engine>> engine = open_engine(flags.model);
@@ -212,10 +216,14 @@ void register_bench(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("bench", "Measure prompt and answer speed on random tokens");
   auto flags = std::make_shared<BenchFlags>();
   flags->model.add_to(*command);
-  command->add_option("-p,--n-prompt", flags->prompt_tokens, "Tokens of the prompt test (0: none)")->capture_default_str();
-  command->add_option("-n,--n-gen", flags->decode_tokens, "Tokens of the answer test (0: none)")->capture_default_str();
-  command->add_option("-d,--n-depth", flags->depth, "Tokens in the context before the answer test")->capture_default_str();
-  command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed")->capture_default_str();
+  command->add_option("-p,--n-prompt", flags->prompt_tokens, "Tokens of the prompt test (0: none)")
+      ->capture_default_str();
+  command->add_option("-n,--n-gen", flags->decode_tokens, "Tokens of the answer test (0: none)")
+      ->capture_default_str();
+  command->add_option("-d,--n-depth", flags->depth, "Tokens in the context before the answer test")
+      ->capture_default_str();
+  command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed")
+      ->capture_default_str();
   command->add_option("-o,--output", flags->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
       ->capture_default_str();

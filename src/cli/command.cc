@@ -30,11 +30,15 @@ bool show_progress(void* /*context*/, uint64_t done, uint64_t total) {
   return !g_interrupted.load();
 }
 
-bool stop_if_interrupted(void* /*context*/, uint64_t /*done*/, uint64_t /*total*/) { return !g_interrupted.load(); }
+bool stop_if_interrupted(void* /*context*/, uint64_t /*done*/, uint64_t /*total*/) {
+  return !g_interrupted.load();
+}
 
 }  // namespace
 
-std::atomic<bool>& interrupted() { return g_interrupted; }
+std::atomic<bool>& interrupted() {
+  return g_interrupted;
+}
 
 void install_signal_handlers() {
   struct sigaction action = {};
@@ -45,7 +49,8 @@ void install_signal_handlers() {
 }
 
 void add_header_flags(CLI::App& app, EngineOptions* engine, std::vector<std::string>* overrides) {
-  app.add_option("-m,--model,model", engine->model_path, "GGUF file, any shard of a split one, or a directory")
+  app.add_option("-m,--model,model", engine->model_path,
+                 "GGUF file, any shard of a split one, or a directory")
       ->required()
       ->type_name("PATH");
   app.add_option("--override,--override-kv", *overrides, "Replace a metadata key (may be repeated)")
@@ -58,16 +63,22 @@ void ModelFlags::add_to(CLI::App& app) {
       ->capture_default_str()
       ->type_name("SIZE");
   app.add_option("-t,--threads", engine.threads, "Compute threads (0: one per core)")->capture_default_str();
-  app.add_option("-c,--ctx-size", engine.context, "Context in tokens (0: trained, at most 4096)")->capture_default_str();
+  app.add_option("-c,--ctx-size", engine.context, "Context in tokens (0: trained, at most 4096)")
+      ->capture_default_str();
   app.add_option("-b,--batch-size,--chunk", engine.chunk, "Prompt tokens evaluated together (0: planned)")
       ->capture_default_str();
-  app.add_option("--kv-type", engine.kv_type, "Type of the KV cache: f16, q8_0 or f32")->capture_default_str();
+  app.add_option("--kv-type", engine.kv_type, "Type of the KV cache: f16, q8_0 or f32")
+      ->capture_default_str();
   app.add_option("--isa", engine.isa, "Kernel table (default: the best one)")->envname("GANGLION_ISA");
-  app.add_flag_callback("--no-io-uring", [this] { engine.io_uring = false; }, "Read with a pool of threads");
-  app.add_flag_callback("--no-direct-io", [this] { engine.direct_io = false; }, "Read through the page cache");
+  app.add_flag_callback(
+      "--no-io-uring", [this] { engine.io_uring = false; }, "Read with a pool of threads");
+  app.add_flag_callback(
+      "--no-direct-io", [this] { engine.direct_io = false; }, "Read through the page cache");
   app.add_flag("-q,--quiet", quiet, "No plan and no statistics");
   // Habits from other tools, where ours is the only behaviour.
-  app.add_flag_callback("--mmap,--no-mmap,--direct-io,--no-warmup", [] {}, "Accepted; weights are never mapped")->group("");
+  app.add_flag_callback(
+         "--mmap,--no-mmap,--direct-io,--no-warmup", [] {}, "Accepted; weights are never mapped")
+      ->group("");
 }
 
 Result<Overrides> parse_overrides(const std::vector<std::string>& texts) {
@@ -94,7 +105,8 @@ Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
   if (!finished.ok()) return finished;
   Result<std::unique_ptr<Engine>> engine = Engine::open(flags.engine);
   if (!engine.ok()) return engine;
-  for (const std::string& note : engine.value()->plan().notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  for (const std::string& note : engine.value()->plan().notes)
+    std::fprintf(stderr, "note: %s\n", note.c_str());
   if (!flags.quiet) std::fprintf(stderr, "%s", plan_text(engine.value()->plan()).c_str());
   const bool progress = ::isatty(STDERR_FILENO) != 0 && !flags.quiet;
   const Status loaded = engine.value()->load(progress ? show_progress : stop_if_interrupted, nullptr);
@@ -119,20 +131,22 @@ std::string plan_text(const PlanSummary& plan) {
   std::string text;
   const auto line = [&](const std::string& name, uint64_t bytes) {
     char out[160];
-    std::snprintf(out, sizeof out, "  %-28s %10s\n", name.c_str(), bytes_text(static_cast<double>(bytes)).c_str());
+    std::snprintf(out, sizeof out, "  %-28s %10s\n", name.c_str(),
+                  bytes_text(static_cast<double>(bytes)).c_str());
     text += out;
   };
-  text += "plan: " + plan.architecture + ", " + bytes_text(static_cast<double>(plan.model_bytes)) + " on disk, budget " +
-          bytes_text(static_cast<double>(plan.budget_bytes)) + "\n";
+  text += "plan: " + plan.architecture + ", " + bytes_text(static_cast<double>(plan.model_bytes)) +
+          " on disk, budget " + bytes_text(static_cast<double>(plan.budget_bytes)) + "\n";
   for (const MemoryItem& item : plan.items) line(item.name, item.bytes);
   line("planned in all", plan.planned_bytes);
   if (plan.streams) {
     line("read for every token", plan.streamed_bytes_per_token);
     if (plan.expert_bytes_per_token > 0) line("experts touched by a token", plan.expert_bytes_per_token);
   }
-  text += std::string("  ") + (plan.streams ? "streamed" : "all in memory") + ", context " + std::to_string(plan.context) +
-          " of " + std::to_string(plan.context_trained) + " (" + plan.kv_type + "), chunk " + std::to_string(plan.chunk) +
-          ", " + std::to_string(plan.threads) + " threads, " + plan.isa + ", " + plan.io + "\n";
+  text += std::string("  ") + (plan.streams ? "streamed" : "all in memory") + ", context " +
+          std::to_string(plan.context) + " of " + std::to_string(plan.context_trained) + " (" + plan.kv_type +
+          "), chunk " + std::to_string(plan.chunk) + ", " + std::to_string(plan.threads) + " threads, " +
+          plan.isa + ", " + plan.io + "\n";
   return text;
 }
 
@@ -142,7 +156,8 @@ int fail(const Status& status) {
 }
 
 Status write_out(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return ok_status();
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0)
+    return ok_status();
   return Status(Code::kIo, std::string("cannot write the output: ") + std::strerror(errno));
 }
 

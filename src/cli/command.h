@@ -1,8 +1,8 @@
 // What the commands share: options of a model, opening it with a plan on the screen, interruption, messages.
 #pragma once
 
-#include <atomic>
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>

@@ -39,7 +39,8 @@ Result<AnswerFacts> Conversation::answer(int64_t most) {
       {"messages", messages_},
       {"tools", nullptr},
       {"kwargs", {{"add_generation_prompt", true}}},
-      {"special_tokens", {{"bos_token", model.token_name(model.bos())}, {"eos_token", model.token_name(model.eos())}}}};
+      {"special_tokens",
+       {{"bos_token", model.token_name(model.bos())}, {"eos_token", model.token_name(model.eos())}}}};
   const Result<std::string> rendered =
       render_chat(template_, request.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   if (!rendered.ok()) return rendered.status();
@@ -54,7 +55,8 @@ Result<AnswerFacts> Conversation::answer(int64_t most) {
 
 Status Conversation::evaluate_prompt(const std::vector<int32_t>& prompt, AnswerFacts* facts) {
   size_t common = 0;
-  while (common < evaluated_.size() && common + 1 < prompt.size() && evaluated_[common] == prompt[common]) ++common;
+  while (common < evaluated_.size() && common + 1 < prompt.size() && evaluated_[common] == prompt[common])
+    ++common;
   if (!session_.try_rewind(common)) {
     session_.reset();
     common = 0;
@@ -115,12 +117,15 @@ Result<AnswerFacts> Conversation::generate(std::vector<int32_t> prompt, int64_t 
 }
 
 std::string facts_text(const AnswerFacts& facts, const PlanSummary& plan) {
-  const auto rate = [](size_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0; };
+  const auto rate = [](size_t count, double seconds) {
+    return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+  };
   const double tokens = std::max<double>(1, static_cast<double>(facts.answer_tokens));
   const MemoryPeak peak = memory_peak();
   char line[320];
   std::snprintf(line, sizeof line,
-                "[prompt %zu tokens, %.1f/s | answer %zu tokens, %.1f/s | read %s per token, waited %.1f ms per token | "
+                "[prompt %zu tokens, %.1f/s | answer %zu tokens, %.1f/s | read %s per token, waited %.1f ms "
+                "per token | "
                 "peak memory %s of %s]\n",
                 facts.prompt_tokens, rate(facts.prompt_tokens, facts.prompt_s), facts.answer_tokens,
                 rate(facts.answer_tokens, facts.answer_s),

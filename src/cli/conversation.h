@@ -12,7 +12,7 @@ namespace ganglion::cli {
 
 /// What an answer took.
 struct AnswerFacts {
-  size_t prompt_tokens = 0;   ///< Evaluated, without those that were there.
+  size_t prompt_tokens = 0;  ///< Evaluated, without those that were there.
   double prompt_s = 0;
   size_t answer_tokens = 0;
   double answer_s = 0;
@@ -24,7 +24,8 @@ struct AnswerFacts {
 
 class Conversation {
  public:
-  Conversation(Engine& engine, Session& session, Sampler& sampler) : engine_(engine), session_(session), sampler_(sampler) {}
+  Conversation(Engine& engine, Session& session, Sampler& sampler)
+      : engine_(engine), session_(session), sampler_(sampler) {}
 
   /// Continues `prompt` as it is. Text goes to stdout as it comes. `most`: tokens, negative for no limit.
   Result<AnswerFacts> complete(const std::string& prompt, int64_t most);

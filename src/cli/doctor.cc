@@ -12,22 +12,27 @@ using nlohmann::ordered_json;
 
 namespace {
 
-std::string rate_text(double bytes_per_s) { return bytes_text(bytes_per_s) + "/s"; }
+std::string rate_text(double bytes_per_s) {
+  return bytes_text(bytes_per_s) + "/s";
+}
 
-std::string limit_text(uint64_t bytes) { return bytes == 0 ? "none" : bytes_text(static_cast<double>(bytes)); }
+std::string limit_text(uint64_t bytes) {
+  return bytes == 0 ? "none" : bytes_text(static_cast<double>(bytes));
+}
 
 std::string doctor_text(const DoctorReport& report) {
   std::string tables;
   for (const std::string& name : report.kernel_tables) tables += (tables.empty() ? "" : ", ") + name;
   std::string text = "processor         " + report.cpu + " (" + report.cpu_features + ")\n" +
-                     "threads           " + std::to_string(report.threads) + "\n" +
-                     "kernels           " + tables + "; self-test: " + report.kernel_self_test + "\n" +
-                     "memory available  " + bytes_text(static_cast<double>(report.available_bytes)) +
-                     ", cgroup limit " + limit_text(report.cgroup_limit_bytes) + ", ulimit " +
-                     limit_text(report.rlimit_bytes) + "\n" +
-                     "--mem auto        " + bytes_text(static_cast<double>(report.auto_budget_bytes)) + "\n";
+                     "threads           " + std::to_string(report.threads) + "\n" + "kernels           " +
+                     tables + "; self-test: " + report.kernel_self_test + "\n" + "memory available  " +
+                     bytes_text(static_cast<double>(report.available_bytes)) + ", cgroup limit " +
+                     limit_text(report.cgroup_limit_bytes) + ", ulimit " + limit_text(report.rlimit_bytes) +
+                     "\n" + "--mem auto        " + bytes_text(static_cast<double>(report.auto_budget_bytes)) +
+                     "\n";
   for (const BandwidthSample& sample : report.memory) {
-    text += "memory bandwidth  " + rate_text(sample.bytes_per_s) + " with " + std::to_string(sample.threads) + " threads\n";
+    text += "memory bandwidth  " + rate_text(sample.bytes_per_s) + " with " + std::to_string(sample.threads) +
+            " threads\n";
   }
   text += "storage           " + report.disk_file + ", " + report.io +
           (report.direct_io ? ", direct" : ", NOT direct: the page cache takes part") + "\n";
@@ -35,8 +40,9 @@ std::string doctor_text(const DoctorReport& report) {
   for (const DiskSample& sample : report.disk) {
     char line[128];
     std::snprintf(line, sizeof line, "  %-10s %-10s depth %-3d %12s\n",
-                  bytes_text(static_cast<double>(sample.read_bytes)).c_str(), sample.sequential ? "sequential" : "random",
-                  sample.depth, rate_text(sample.bytes_per_s).c_str());
+                  bytes_text(static_cast<double>(sample.read_bytes)).c_str(),
+                  sample.sequential ? "sequential" : "random", sample.depth,
+                  rate_text(sample.bytes_per_s).c_str());
     text += line;
   }
   return text;
@@ -59,8 +65,10 @@ std::string doctor_json(const DoctorReport& report) {
     out["memory"].push_back({{"threads", sample.threads}, {"bytes_per_s", sample.bytes_per_s}});
   }
   for (const DiskSample& sample : report.disk) {
-    out["disk"].push_back({{"read_bytes", sample.read_bytes}, {"depth", sample.depth},
-                           {"sequential", sample.sequential}, {"bytes_per_s", sample.bytes_per_s}});
+    out["disk"].push_back({{"read_bytes", sample.read_bytes},
+                           {"depth", sample.depth},
+                           {"sequential", sample.sequential},
+                           {"bytes_per_s", sample.bytes_per_s}});
   }
   return out.dump(1) + "\n";
 }

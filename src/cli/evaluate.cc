@@ -20,7 +20,8 @@ struct LogitsFlags {
 /// Keeps the logits of chosen positions.
 class KeepRows final : public LogitSink {
  public:
-  explicit KeepRows(std::vector<size_t> positions) : positions_(std::move(positions)), rows_(positions_.size()) {}
+  explicit KeepRows(std::vector<size_t> positions)
+      : positions_(std::move(positions)), rows_(positions_.size()) {}
   void logits(size_t position, std::span<const float> values) override {
     for (size_t i = 0; i < positions_.size(); ++i) {
       if (positions_[i] == position) rows_[i].assign(values.begin(), values.end());
@@ -50,7 +51,8 @@ int run_logits(LogitsFlags& flags) {
   if (!status.ok()) return fail(status);
   std::ofstream out(flags.output, std::ios::binary | std::ios::trunc);
   for (const std::vector<float>& row : keep.rows()) {
-    out.write(reinterpret_cast<const char*>(row.data()), static_cast<std::streamsize>(row.size() * sizeof(float)));
+    out.write(reinterpret_cast<const char*>(row.data()),
+              static_cast<std::streamsize>(row.size() * sizeof(float)));
   }
   out.close();
   if (!out) return fail(Status(Code::kIo, "cannot write '" + flags.output + "'"));
@@ -133,15 +135,19 @@ int run_perplexity(PerplexityFlags& flags) {
   const double perplexity = std::exp(likelihood.mean());
   std::string out;
   if (flags.json) {
-    out = nlohmann::ordered_json({{"model", flags.model.engine.model_path}, {"tokens", tokens.size()},
-                                  {"scored_tokens", likelihood.count()}, {"window", window},
-                                  {"mean_nll", likelihood.mean()}, {"perplexity", perplexity},
+    out = nlohmann::ordered_json({{"model", flags.model.engine.model_path},
+                                  {"tokens", tokens.size()},
+                                  {"scored_tokens", likelihood.count()},
+                                  {"window", window},
+                                  {"mean_nll", likelihood.mean()},
+                                  {"perplexity", perplexity},
                                   {"perplexity_error", perplexity * likelihood.error()}})
-              .dump(1) + "\n";
+              .dump(1) +
+          "\n";
   } else {
     char line[160];
-    std::snprintf(line, sizeof line, "perplexity %.4f +/- %.4f (%zu of %zu tokens scored, windows of %zu)\n", perplexity,
-                  perplexity * likelihood.error(), likelihood.count(), tokens.size(), window);
+    std::snprintf(line, sizeof line, "perplexity %.4f +/- %.4f (%zu of %zu tokens scored, windows of %zu)\n",
+                  perplexity, perplexity * likelihood.error(), likelihood.count(), tokens.size(), window);
     out = line;
   }
   const Status written = write_out(out);
@@ -154,8 +160,11 @@ void register_logits(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("logits", "Write the logits after given tokens, for tests");
   auto flags = std::make_shared<LogitsFlags>();
   flags->model.add_to(*command);
-  command->add_option("--tokens", flags->tokens, "Token ids, separated by commas")->delimiter(',')->required();
-  command->add_option("--positions", flags->positions, "Positions to write (default: the last)")->delimiter(',');
+  command->add_option("--tokens", flags->tokens, "Token ids, separated by commas")
+      ->delimiter(',')
+      ->required();
+  command->add_option("--positions", flags->positions, "Positions to write (default: the last)")
+      ->delimiter(',');
   command->add_option("-o,--output", flags->output, "File for the rows: float32, little-endian")->required();
   command->callback([flags, body] { *body = [flags] { return run_logits(*flags); }; });
 }
@@ -164,7 +173,8 @@ void register_perplexity(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("perplexity", "Measure how well a model predicts a text");
   auto flags = std::make_shared<PerplexityFlags>();
   flags->model.add_to(*command);
-  command->add_option("-f,--file", flags->file, "Text (default: standard input); -c sets the window, 512 by default");
+  command->add_option("-f,--file", flags->file,
+                      "Text (default: standard input); -c sets the window, 512 by default");
   command->add_option("--chunks", flags->most_windows, "Windows to evaluate at most (0: all)");
   command->add_flag("--json", flags->json, "Print JSON");
   command->callback([flags, body] { *body = [flags] { return run_perplexity(*flags); }; });

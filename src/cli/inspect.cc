@@ -38,7 +38,8 @@ std::string inspect_text(const ModelContents& contents) {
     text += "file " + shard.path + ": " + bytes_text(static_cast<double>(shard.bytes)) + ", GGUF v" +
             std::to_string(shard.version) + ", " + std::to_string(shard.tensors) + " tensors\n";
   }
-  text += std::to_string(contents.parameters) + " parameters in " + bytes_text(static_cast<double>(bytes)) + "\n\nmetadata\n";
+  text += std::to_string(contents.parameters) + " parameters in " + bytes_text(static_cast<double>(bytes)) +
+          "\n\nmetadata\n";
   for (const MetadataEntry& entry : contents.metadata) {
     const std::string count = entry.count > 1 ? " x " + std::to_string(entry.count) : "";
     text += "  " + entry.key + " (" + entry.kind + count + "): " + one_line(entry.text, 100) + "\n";
@@ -57,16 +58,22 @@ std::string inspect_json(const ModelContents& contents) {
   ordered_json out;
   out["parameters"] = contents.parameters;
   for (const ShardEntry& shard : contents.shards) {
-    out["files"].push_back(
-        {{"path", shard.path}, {"bytes", shard.bytes}, {"version", shard.version}, {"tensors", shard.tensors}});
+    out["files"].push_back({{"path", shard.path},
+                            {"bytes", shard.bytes},
+                            {"version", shard.version},
+                            {"tensors", shard.tensors}});
   }
   for (const MetadataEntry& entry : contents.metadata) {
     out["metadata"][entry.key] = {{"kind", entry.kind}, {"value", entry.text}, {"count", entry.count}};
   }
   out["tensors"] = ordered_json::array();
   for (const TensorEntry& tensor : contents.tensors) {
-    out["tensors"].push_back({{"name", tensor.name}, {"type", tensor.type}, {"shape", tensor.shape},
-                              {"bytes", tensor.bytes}, {"file", tensor.shard}, {"offset", tensor.offset}});
+    out["tensors"].push_back({{"name", tensor.name},
+                              {"type", tensor.type},
+                              {"shape", tensor.shape},
+                              {"bytes", tensor.bytes},
+                              {"file", tensor.shard},
+                              {"offset", tensor.offset}});
   }
   return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -76,7 +83,8 @@ int run_inspect(const InspectFlags& flags) {
   if (!overrides.ok()) return fail(overrides.status());
   const Result<ModelContents> contents = inspect_model(flags.engine.model_path, overrides.value());
   if (!contents.ok()) return fail(contents.status());
-  const Status written = write_out(flags.json ? inspect_json(contents.value()) : inspect_text(contents.value()));
+  const Status written =
+      write_out(flags.json ? inspect_json(contents.value()) : inspect_text(contents.value()));
   return written.ok() ? 0 : fail(written);
 }
 
@@ -101,9 +109,12 @@ int run_verify(const std::string& path, bool sha256) {
 }
 
 std::string plan_json(const PlanSummary& plan) {
-  ordered_json out = {{"architecture", plan.architecture}, {"model_bytes", plan.model_bytes},
-                      {"budget_bytes", plan.budget_bytes}, {"planned_bytes", plan.planned_bytes}};
-  for (const MemoryItem& item : plan.items) out["items"].push_back({{"name", item.name}, {"bytes", item.bytes}});
+  ordered_json out = {{"architecture", plan.architecture},
+                      {"model_bytes", plan.model_bytes},
+                      {"budget_bytes", plan.budget_bytes},
+                      {"planned_bytes", plan.planned_bytes}};
+  for (const MemoryItem& item : plan.items)
+    out["items"].push_back({{"name", item.name}, {"bytes", item.bytes}});
   out["streams"] = plan.streams;
   out["resident_weight_bytes"] = plan.resident_weight_bytes;
   out["streamed_bytes_per_token"] = plan.streamed_bytes_per_token;
@@ -154,7 +165,8 @@ void register_verify(CLI::App& app, CommandBody* body) {
 }
 
 void register_plan(CLI::App& app, CommandBody* body) {
-  CLI::App* command = app.add_subcommand("plan", "Print where the memory of a run would go; reads no weights");
+  CLI::App* command =
+      app.add_subcommand("plan", "Print where the memory of a run would go; reads no weights");
   auto flags = std::make_shared<ModelFlags>();
   auto json = std::make_shared<bool>(false);
   flags->add_to(*command);

@@ -12,7 +12,7 @@ namespace {
 
 // CLI11 reads "-st" as "-s -t"; these spellings of other tools mean one option each.
 const std::map<std::string, std::string> kSingleDash = {
-    {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"},        {"-ctk", "--kv-type"},
+    {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"}, {"-ctk", "--kv-type"},
     {"-ctv", "--kv-type"},    {"-ub", "--chunk"},          {"-mem", "--mem"},
 };
 
@@ -26,16 +26,20 @@ std::vector<std::string> arguments(int argc, char** argv) {
 }
 
 int main_with(int argc, char** argv) {
-  CLI::App app("Ganglion runs language models on machines whose memory is smaller than the model.", "ganglion");
+  CLI::App app("Ganglion runs language models on machines whose memory is smaller than the model.",
+               "ganglion");
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", build_facts());
   bool completion = false;
   app.add_flag("--completion-bash", completion, "Print a completion script for bash");
-  app.footer("'ganglion COMMAND --help' explains a command. Exit codes: 0 ok, 1 runtime error, 2 usage, 3 model file, "
-             "4 resources, 130 interrupted.");
+  app.footer(
+      "'ganglion COMMAND --help' explains a command. Exit codes: 0 ok, 1 runtime error, 2 usage, 3 model "
+      "file, "
+      "4 resources, 130 interrupted.");
   CommandBody body;
-  for (auto* add : {register_run, register_bench, register_perplexity, register_plan, register_doctor, register_inspect,
-                    register_verify, register_tokenize, register_detokenize, register_template, register_logits}) {
+  for (auto* add :
+       {register_run, register_bench, register_perplexity, register_plan, register_doctor, register_inspect,
+        register_verify, register_tokenize, register_detokenize, register_template, register_logits}) {
     add(app, &body);
   }
   try {

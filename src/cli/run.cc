@@ -34,12 +34,14 @@ Result<std::string> chat_template(const RunFlags& flags, const TextModel& text) 
 
 Status cannot_chat(const std::string& source) {
   if (!chat_available()) {
-    return Status(Code::kUnsupported, "chat needs the template engine, which this build lacks (built without Rust) - "
-                                      "give a plain prompt with --raw -p");
+    return Status(Code::kUnsupported,
+                  "chat needs the template engine, which this build lacks (built without Rust) - "
+                  "give a plain prompt with --raw -p");
   }
   if (source.empty()) {
-    return Status(Code::kUnsupported, "the model has no chat template - give one with --chat-template-file, or a plain "
-                                      "prompt with --raw -p");
+    return Status(Code::kUnsupported,
+                  "the model has no chat template - give one with --chat-template-file, or a plain "
+                  "prompt with --raw -p");
   }
   return ok_status();
 }
@@ -64,7 +66,8 @@ bool read_turn(std::string* text) {
 }
 
 int chat(const RunFlags& flags, const PlanSummary& plan, Conversation& conversation) {
-  std::fprintf(stderr, "Ctrl-C stops an answer, /clear forgets, /bye leaves, \"\"\" begins and ends several lines.\n");
+  std::fprintf(
+      stderr, "Ctrl-C stops an answer, /clear forgets, /bye leaves, \"\"\" begins and ends several lines.\n");
   for (;;) {
     std::string text;
     if (!read_turn(&text)) return interrupted() ? 130 : 0;
@@ -90,8 +93,8 @@ int chat(const RunFlags& flags, const PlanSummary& plan, Conversation& conversat
   }
 }
 
-int answer_once(const RunFlags& flags, const PlanSummary& plan, Conversation& conversation, const std::string& prompt,
-                bool plain) {
+int answer_once(const RunFlags& flags, const PlanSummary& plan, Conversation& conversation,
+                const std::string& prompt, bool plain) {
   if (!plain) conversation.add_message("user", prompt);
   const Result<AnswerFacts> facts =
       plain ? conversation.complete(prompt, flags.most) : conversation.answer(flags.most);
@@ -115,7 +118,8 @@ int run_run(RunFlags& flags) {
   const Result<std::string> source = chat_template(flags, engine.text());
   if (!source.ok()) return fail(source.status());
   const Status no_chat = cannot_chat(source.value());
-  const bool asks_for_chat = !given || flags.single_turn || !flags.system_prompt.empty() || !flags.template_file.empty();
+  const bool asks_for_chat =
+      !given || flags.single_turn || !flags.system_prompt.empty() || !flags.template_file.empty();
   if (!no_chat.ok() && asks_for_chat && !flags.raw) return fail(no_chat);
   if (!no_chat.ok() && !flags.raw && !flags.model.quiet) {
     std::fprintf(stderr, "note: the prompt is continued as it is: %s\n", no_chat.message().c_str());
@@ -124,7 +128,8 @@ int run_run(RunFlags& flags) {
       Sampler::create(flags.sampling.options, engine.text().vocab_size(), &engine.text());
   if (!sampler.ok()) return fail(sampler.status());
   if (!flags.model.quiet) {
-    std::fprintf(stderr, "sampling: seed %llu, %s\n\n", static_cast<unsigned long long>(sampler.value()->seed()),
+    std::fprintf(stderr, "sampling: seed %llu, %s\n\n",
+                 static_cast<unsigned long long>(sampler.value()->seed()),
                  sampler.value()->describe().c_str());
   }
   Result<std::unique_ptr<Session>> session = engine.new_session();
@@ -142,13 +147,16 @@ void register_run(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("run", "Answer a prompt, or chat");
   auto flags = std::make_shared<RunFlags>();
   flags->model.add_to(*command);
-  command->add_option("-p,--prompt", flags->prompt, "Prompt (default: chat on a terminal, else standard input)");
+  command->add_option("-p,--prompt", flags->prompt,
+                      "Prompt (default: chat on a terminal, else standard input)");
   command->add_option("-f,--file", flags->prompt_file, "File with the prompt");
   command->add_option("--system-prompt,--system", flags->system_prompt, "System message (also -sys)");
-  command->add_option("-n,--predict,--n-predict", flags->most, "Tokens to generate at most (-1: until it ends)")
+  command
+      ->add_option("-n,--predict,--n-predict", flags->most, "Tokens to generate at most (-1: until it ends)")
       ->capture_default_str();
   command->add_flag("--single-turn", flags->single_turn, "Leave after one answer (also -st)");
-  command->add_flag("--raw,--no-conversation", flags->raw, "Continue the prompt as it is, without the chat template");
+  command->add_flag("--raw,--no-conversation", flags->raw,
+                    "Continue the prompt as it is, without the chat template");
   command->add_option("--chat-template-file", flags->template_file, "Jinja template instead of the model's");
   flags->sampling.add_to(*command);
   command->callback([flags, body] { *body = [flags] { return run_run(*flags); }; });

@@ -33,13 +33,14 @@ Result<std::unique_ptr<TextModel>> open_text(const TokenFlags& flags) {
   if (!overrides.ok()) return overrides.status();
   Result<std::unique_ptr<TextModel>> model = TextModel::open(flags.engine.model_path, overrides.value());
   if (model.ok()) {
-    for (const std::string& warning : model.value()->warnings()) std::fprintf(stderr, "note: %s\n", warning.c_str());
+    for (const std::string& warning : model.value()->warnings())
+      std::fprintf(stderr, "note: %s\n", warning.c_str());
   }
   return model;
 }
 
-// Calls answer(object) for every line of standard input (or of `file`) that holds a JSON object, and prints what it
-// returns. A line that is none is answered by an "error".
+// Calls answer(object) for every line of standard input (or of `file`) that holds a JSON object, and prints
+// what it returns. A line that is none is answered by an "error".
 int for_each_line(const std::string& file, const std::function<ordered_json(const ordered_json&)>& answer) {
   std::ifstream opened;
   if (!file.empty()) {
@@ -77,13 +78,14 @@ int run_tokenize(const TokenFlags& flags) {
   const Result<std::unique_ptr<TextModel>> model = open_text(flags);
   if (!model.ok()) return fail(model.status());
   if (flags.jsonl) {
-    return for_each_line(flags.file,
-                         [&](const ordered_json& object) { return encode_object(*model.value(), flags, object); });
+    return for_each_line(
+        flags.file, [&](const ordered_json& object) { return encode_object(*model.value(), flags, object); });
   }
   bool given = false;
   const Result<std::string> text = read_prompt(flags.prompt, flags.file, &given);
   if (!text.ok()) return fail(text.status());
-  const Result<std::vector<int32_t>> ids = model.value()->encode(text.value(), flags.add_special, flags.parse_special);
+  const Result<std::vector<int32_t>> ids =
+      model.value()->encode(text.value(), flags.add_special, flags.parse_special);
   if (!ids.ok()) return fail(ids.status());
   std::string out;
   if (flags.json) {
@@ -146,7 +148,8 @@ int run_template(TemplateFlags& flags) {
     if (source.empty()) source = model.value()->chat_template();
   }
   if (source.empty()) {
-    return fail(Status(Code::kUnsupported, "there is no chat template: the model has none - give one with --template FILE"));
+    return fail(Status(Code::kUnsupported,
+                       "there is no chat template: the model has none - give one with --template FILE"));
   }
   const auto render = [&](ordered_json request) {
     if (!request.contains("special_tokens") && !special.is_null()) request["special_tokens"] = special;
@@ -174,7 +177,8 @@ void add_token_flags(CLI::App& command, TokenFlags* flags) {
   add_header_flags(command, &flags->engine, &flags->overrides);
   command.add_option("-p,--prompt", flags->prompt, "Text");
   command.add_option("-f,--file", flags->file, "File with the text (default: standard input)");
-  command.add_flag("--add-special,!--no-add-special", flags->add_special, "Add begin and end tokens as the model asks");
+  command.add_flag("--add-special,!--no-add-special", flags->add_special,
+                   "Add begin and end tokens as the model asks");
   command.add_flag("--parse-special,!--no-parse-special", flags->parse_special,
                    "Control tokens in the text are tokens; in detokenize: write them out");
   command.add_flag("--json", flags->json, "Print JSON");
@@ -202,10 +206,12 @@ void register_template(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("template", "Render messages with a chat template");
   auto flags = std::make_shared<TemplateFlags>();
   command->add_option("-m,--model", flags->model.engine.model_path, "Model whose template is used");
-  command->add_option("--override,--override-kv", flags->model.overrides, "Replace a metadata key")->type_name("KEY=VALUE");
+  command->add_option("--override,--override-kv", flags->model.overrides, "Replace a metadata key")
+      ->type_name("KEY=VALUE");
   command->add_option("--template", flags->template_file, "File with a Jinja template");
-  command->add_option("--messages", flags->messages_file,
-                      "JSON object with messages, tools, kwargs, special_tokens, now (default: standard input)");
+  command->add_option(
+      "--messages", flags->messages_file,
+      "JSON object with messages, tools, kwargs, special_tokens, now (default: standard input)");
   command->add_flag("--jsonl", flags->jsonl, "One such object per line, answered by text or error");
   command->callback([flags, body] { *body = [flags] { return run_template(*flags); }; });
 }

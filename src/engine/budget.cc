@@ -27,17 +27,20 @@ Result<uint64_t> parse_budget(const std::string& text) {
   }
   Result<uint64_t> bytes = base::parse_bytes(text);
   if (!bytes.ok()) {
-    return Status(Code::kInvalidArgument, "--mem '" + text + "' is not a size - write 64M, 4G, 75%, auto or min");
+    return Status(Code::kInvalidArgument,
+                  "--mem '" + text + "' is not a size - write 64M, 4G, 75%, auto or min");
   }
-  if (bytes.value() == 0) return Status(Code::kInvalidArgument, "--mem 0 leaves nothing to run in - try --mem min");
+  if (bytes.value() == 0)
+    return Status(Code::kInvalidArgument, "--mem 0 leaves nothing to run in - try --mem min");
   const uint64_t limit = std::min(limits.cgroup_limit_bytes, limits.rlimit_bytes);
   if (bytes.value() > limit) {
-    return Status(Code::kResources,
-                  base::format("--mem %s is above the limit of %s that the system sets for this process (%s) - use "
-                               "--mem %lluM or less",
-                               base::format_bytes(bytes.value()).c_str(), base::format_bytes(limit).c_str(),
-                               limits.cgroup_limit_bytes <= limits.rlimit_bytes ? limits.cgroup_path.c_str() : "ulimit",
-                               static_cast<unsigned long long>(limit / base::kMiB)));
+    return Status(
+        Code::kResources,
+        base::format("--mem %s is above the limit of %s that the system sets for this process (%s) - use "
+                     "--mem %lluM or less",
+                     base::format_bytes(bytes.value()).c_str(), base::format_bytes(limit).c_str(),
+                     limits.cgroup_limit_bytes <= limits.rlimit_bytes ? limits.cgroup_path.c_str() : "ulimit",
+                     static_cast<unsigned long long>(limit / base::kMiB)));
   }
   return bytes;
 }

@@ -42,7 +42,8 @@ class SessionImpl final : public Session {
     logits_.reserve(runtime.config().vocab);
   }
 
-  Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel, LogitSink* sink) override {
+  Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel,
+                  LogitSink* sink) override {
     if (poisoned_) return Status(Code::kPoisoned, "the session failed before and was not reset");
     GANGLION_RETURN_IF_ERROR(check(tokens));
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
@@ -50,8 +51,8 @@ class SessionImpl final : public Session {
     for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
       const size_t end = std::min(tokens.size(), begin + chunk);
       const bool next_is_last = end == tokens.size() || end + chunk >= tokens.size();
-      const Status status =
-          evaluate_chunk(tokens.subspan(begin, end - begin), end == tokens.size(), next_is_last, cancel, sink);
+      const Status status = evaluate_chunk(tokens.subspan(begin, end - begin), end == tokens.size(),
+                                           next_is_last, cancel, sink);
       if (status.ok()) continue;
       runtime_.stream().restart();
       poisoned_ = status.code() != Code::kCancelled;
@@ -84,20 +85,22 @@ class SessionImpl final : public Session {
     const uint32_t vocab = runtime_.config().vocab;
     for (const int32_t token : tokens) {
       if (token < 0 || static_cast<uint32_t>(token) >= vocab) {
-        return Status(Code::kInvalidArgument, base::format("token %d is outside the vocabulary of %u", token, vocab));
+        return Status(Code::kInvalidArgument,
+                      base::format("token %d is outside the vocabulary of %u", token, vocab));
       }
     }
     if (tokens.size() > context() - position()) {
-      return Status(Code::kContextOverflow,
-                    base::format("%zu tokens after the %zu that are there exceed the context of %zu - raise it with -c",
-                                 tokens.size(), position(), context()));
+      return Status(
+          Code::kContextOverflow,
+          base::format("%zu tokens after the %zu that are there exceed the context of %zu - raise it with -c",
+                       tokens.size(), position(), context()));
     }
     return ok_status();
   }
 
   // `next_is_last`: the pass after this one ends a prompt or is a decode, so it computes the head.
-  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, bool next_is_last, const std::atomic<bool>* cancel,
-                        LogitSink* sink) {
+  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, bool next_is_last,
+                        const std::atomic<bool>* cancel, LogitSink* sink) {
     GANGLION_RETURN_IF_ERROR(sequence_.prepare(tokens.size()));
     rows_.clear();
     for (size_t i = 0; i < tokens.size(); ++i) {

@@ -55,7 +55,8 @@ ForwardPass::ForwardPass(const ForwardContext& context, std::span<uint8_t> scrat
   ScratchAllocator allocator(scratch);
   buffers_ = std::make_unique<Buffers>(lay_out(context, allocator));
   const ModelConfig& config = *context.config;
-  for (const LayerConfig& layer : config.layers) layouts_.push_back(model::kv_layout(config, layer, context.kv_type));
+  for (const LayerConfig& layer : config.layers)
+    layouts_.push_back(model::kv_layout(config, layer, context.kv_type));
   rope_ = std::make_unique<model::Rope>(config.rope, factors_of(context, rope_factors(context)));
   rope_local_ = std::make_unique<model::Rope>(config.rope_local, std::span<const float>());
   row_reads_.resize(context.chunk);
@@ -63,7 +64,8 @@ ForwardPass::ForwardPass(const ForwardContext& context, std::span<uint8_t> scrat
 
 ForwardPass::~ForwardPass() = default;
 
-Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel, PassSink* sink) {
+Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel,
+                        PassSink* sink) {
   GANGLION_CHECK(!rows.empty() && rows.size() <= context_.chunk);
   const ModelConfig& config = *context_.config;
   bool wants_output = false;
@@ -73,10 +75,12 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
   GANGLION_RETURN_IF_ERROR(embed(rows));
   for_rows(rows.size(), [&](size_t i) {
     rope_->angles(static_cast<int64_t>(rows[i].position), buffers_->angles + i * buffers_->angle_stride);
-    rope_local_->angles(static_cast<int64_t>(rows[i].position), buffers_->angles_local + i * buffers_->angle_stride);
+    rope_local_->angles(static_cast<int64_t>(rows[i].position),
+                        buffers_->angles_local + i * buffers_->angle_stride);
   });
   for (size_t layer = 0; layer < config.layers.size(); ++layer) {
-    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) return Status(Code::kCancelled, "interrupted");
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed))
+      return Status(Code::kCancelled, "interrupted");
     sink->hidden(layer, {buffers_->hidden + (rows.size() - 1) * config.dim, config.dim});
     const LayerWeights& w = context_.weights->layers[layer];
     const bool moe = config.layers[layer].moe;
@@ -84,7 +88,8 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
     // SmallThinker: the experts are known before attention.
     if (moe && config.moe.router_before_attention) {
       for_rows(rows.size(), [&](size_t i) {
-        std::memcpy(buffers_->normed.floats(i), buffers_->hidden + i * config.dim, config.dim * sizeof(float));
+        std::memcpy(buffers_->normed.floats(i), buffers_->hidden + i * config.dim,
+                    config.dim * sizeof(float));
         buffers_->normed.store_forms(*context_.kernels, forms_of({&w.router}), i, config.dim);
       });
       GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
@@ -118,7 +123,8 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
 Status ForwardPass::embed(std::span<const Row> rows) {
   const ModelConfig& config = *context_.config;
   const size_t row_bytes = base::row_bytes(context_.embedding_type, config.dim);
-  const kernels::DequantizeFn dequantize = context_.kernels->dequantize[static_cast<size_t>(context_.embedding_type)];
+  const kernels::DequantizeFn dequantize =
+      context_.kernels->dequantize[static_cast<size_t>(context_.embedding_type)];
   Status error;
   size_t left = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -190,7 +196,8 @@ Status ForwardPass::attention(std::span<const Row> rows, size_t layer) {
     const auto head = static_cast<uint32_t>(unit % l.heads);
     const float* q = buffers_->qkv + i * buffers_->qkv_stride + size_t{head} * config.key_dims;
     float* to = latent ? out.floats(unit) : out.floats(i) + size_t{head} * config.value_dims;
-    model::attend(*context_.kernels, layouts_[layer], shape, *rows[i].sequence, layer, rows[i].position, head, q, to);
+    model::attend(*context_.kernels, layouts_[layer], shape, *rows[i].sequence, layer, rows[i].position, head,
+                  q, to);
   });
   return attention_output(rows.size(), layer);
 }
@@ -206,8 +213,11 @@ Status ForwardPass::project_qkv(size_t rows, size_t layer) {
   products_.clear();
   for (const auto& [matrix, out] : {std::pair{&w.qkv, q}, {&w.q, q}, {&w.k, k}, {&w.v, v}}) {
     if (!matrix->present()) continue;
-    products_.push_back(
-        {.matrix = matrix, .x = &buffers_->normed, .tokens = rows, .out = out, .out_stride = buffers_->qkv_stride});
+    products_.push_back({.matrix = matrix,
+                         .x = &buffers_->normed,
+                         .tokens = rows,
+                         .out = out,
+                         .out_stride = buffers_->qkv_stride});
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   const size_t q_size = size_t{l.heads} * config.key_dims;
@@ -223,8 +233,8 @@ Status ForwardPass::project_qkv(size_t rows, size_t layer) {
   return base::ok_status();
 }
 
-// The latent form: q_h = [k_b_h q_nope_h | rope(q_rope_h)], k = [norm(c) | rope(k_rope)], so that a head's key and value
-// matrices are applied to queries and results and the cache holds one vector per position.
+// The latent form: q_h = [k_b_h q_nope_h | rope(q_rope_h)], k = [norm(c) | rope(k_rope)], so that a head's
+// key and value matrices are applied to queries and results and the cache holds one vector per position.
 // Source: DeepSeek-V2 (2405.04434) section 2.1, with the absorption of its appendix.
 Status ForwardPass::project_latent(size_t rows, size_t layer) {
   const ModelConfig& config = *context_.config;
@@ -265,7 +275,8 @@ Status ForwardPass::project_latent(size_t rows, size_t layer) {
       const float* q = buffers_->q_full + (i * l.heads + h) * head;
       std::memcpy(buffers_->q_nope.floats(i * l.heads + h), q, mla.nope_dims * sizeof(float));
       buffers_->q_nope.store_forms(*context_.kernels, forms_of({&w.k_b}), i * l.heads + h, mla.nope_dims);
-      std::memcpy(row + h * config.key_dims + mla.kv_rank, q + mla.nope_dims, config.rope.dims * sizeof(float));
+      std::memcpy(row + h * config.key_dims + mla.kv_rank, q + mla.nope_dims,
+                  config.rope.dims * sizeof(float));
     }
     const float* kv_row = buffers_->kv_low + i * low;
     context_.kernels->rms_norm(kv_row, vector(w.kv_a_norm), mla.kv_rank, config.norm_epsilon, row + k_at);
@@ -338,7 +349,8 @@ Status ForwardPass::attention_output(size_t rows, size_t layer) {
     }
     GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   }
-  for_rows(rows, [&](size_t i) { buffers_->attended.store_forms(*context_.kernels, forms_of({&w.o}), i, width); });
+  for_rows(rows,
+           [&](size_t i) { buffers_->attended.store_forms(*context_.kernels, forms_of({&w.o}), i, width); });
   products_ = {{.matrix = &w.o,
                 .x = &buffers_->attended,
                 .tokens = rows,
@@ -348,8 +360,8 @@ Status ForwardPass::attention_output(size_t rows, size_t layer) {
 }
 
 // ffn [row_begin + i] = act(gate) * up, with the forms that the down matrix reads.
-void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const FormSet& forms, const float* gate_bias,
-                           const float* up_bias) {
+void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const FormSet& forms,
+                           const float* gate_bias, const float* up_bias) {
   const auto activation =
       context_.kernels->gated_activation[static_cast<size_t>(context_.config->activation)];
   for_rows(rows, [&](size_t i) {
@@ -374,9 +386,13 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
                   .out = buffers_->gate_up,
                   .out_stride = 2 * width}};
   } else {
-    products_ = {{.matrix = &w.gate, .x = &buffers_->normed, .tokens = rows, .out = buffers_->ffn.floats(0),
-                  .out_stride = stride},
-                 {.matrix = &w.up, .x = &buffers_->normed, .tokens = rows, .out = buffers_->up, .out_stride = stride}};
+    products_ = {
+        {.matrix = &w.gate,
+         .x = &buffers_->normed,
+         .tokens = rows,
+         .out = buffers_->ffn.floats(0),
+         .out_stride = stride},
+        {.matrix = &w.up, .x = &buffers_->normed, .tokens = rows, .out = buffers_->up, .out_stride = stride}};
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   if (config.fused_gate_up) {
@@ -388,7 +404,8 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
   }
   activate(rows, width, 0, forms_of({&w.down}), vector(w.gate_bias), vector(w.up_bias));
   float* out = accumulate ? buffers_->expert_out : buffers_->projected;
-  products_ = {{.matrix = &w.down, .x = &buffers_->ffn, .tokens = rows, .out = out, .out_stride = config.dim}};
+  products_ = {
+      {.matrix = &w.down, .x = &buffers_->ffn, .tokens = rows, .out = out, .out_stride = config.dim}};
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   if (accumulate) {
     for_rows(rows, [&](size_t i) {
@@ -419,8 +436,8 @@ Status ForwardPass::route(size_t rows, size_t layer) {
   return base::ok_status();
 }
 
-// projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each expert is
-// used once per pass; groups are taken in waves that fit the buffers.
+// projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each
+// expert is used once per pass; groups are taken in waves that fit the buffers.
 Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
   const ModelConfig& config = *context_.config;
   const size_t used = config.moe.used_count;
@@ -446,8 +463,9 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
       for (size_t slot = i * used; slot < (i + 1) * used; ++slot) {
         const size_t place = buffers_->place_of[slot];
         if (place < begin || place >= end) continue;
-        context_.kernels->add_scaled(buffers_->expert_out + (place - begin) * config.dim, buffers_->routed[slot].weight,
-                                     config.dim, buffers_->projected + i * config.dim);
+        context_.kernels->add_scaled(buffers_->expert_out + (place - begin) * config.dim,
+                                     buffers_->routed[slot].weight, config.dim,
+                                     buffers_->projected + i * config.dim);
       }
     });
     begin = end;
@@ -475,10 +493,20 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   };
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {
-    products_.push_back({.matrix = &w.expert_gate, .slice = expert, .x = &buffers_->gathered, .first_row = at,
-                         .tokens = count, .out = buffers_->ffn.floats(at), .out_stride = stride});
-    products_.push_back({.matrix = &w.expert_up, .slice = expert, .x = &buffers_->gathered, .first_row = at,
-                         .tokens = count, .out = buffers_->up + at * stride, .out_stride = stride});
+    products_.push_back({.matrix = &w.expert_gate,
+                         .slice = expert,
+                         .x = &buffers_->gathered,
+                         .first_row = at,
+                         .tokens = count,
+                         .out = buffers_->ffn.floats(at),
+                         .out_stride = stride});
+    products_.push_back({.matrix = &w.expert_up,
+                         .slice = expert,
+                         .x = &buffers_->gathered,
+                         .first_row = at,
+                         .tokens = count,
+                         .out = buffers_->up + at * stride,
+                         .out_stride = stride});
   });
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   const auto expert_vector = [&](const model::VectorRef& ref, uint32_t expert, size_t size) {
@@ -488,13 +516,19 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   for_experts([&](uint32_t expert, size_t at, size_t count) {
     activate(count, width, at, forms_of({&w.expert_down}), expert_vector(w.expert_gate_bias, expert, width),
              expert_vector(w.expert_up_bias, expert, width));
-    products_.push_back({.matrix = &w.expert_down, .slice = expert, .x = &buffers_->ffn, .first_row = at,
-                         .tokens = count, .out = buffers_->expert_out + at * config.dim, .out_stride = config.dim});
+    products_.push_back({.matrix = &w.expert_down,
+                         .slice = expert,
+                         .x = &buffers_->ffn,
+                         .first_row = at,
+                         .tokens = count,
+                         .out = buffers_->expert_out + at * config.dim,
+                         .out_stride = config.dim});
   });
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   for_experts([&](uint32_t expert, size_t at, size_t count) {
     for (size_t i = at; i < at + count; ++i) {
-      add_bias(expert_vector(w.expert_down_bias, expert, config.dim), config.dim, buffers_->expert_out + i * config.dim);
+      add_bias(expert_vector(w.expert_down_bias, expert, config.dim), config.dim,
+               buffers_->expert_out + i * config.dim);
     }
   });
   return base::ok_status();
@@ -513,11 +547,15 @@ Status ForwardPass::output(std::span<const Row> rows, PassSink* sink) {
     }
     if (count == 0) break;
     for_rows(count, [&](size_t i) {
-      context_.kernels->rms_norm(buffers_->hidden + row_of[i] * config.dim, vector(context_.weights->output_norm),
-                                 config.dim, config.norm_epsilon, buffers_->final_normed.floats(i));
+      context_.kernels->rms_norm(buffers_->hidden + row_of[i] * config.dim,
+                                 vector(context_.weights->output_norm), config.dim, config.norm_epsilon,
+                                 buffers_->final_normed.floats(i));
       buffers_->final_normed.store_forms(*context_.kernels, forms_of({&head}), i, config.dim);
     });
-    products_ = {{.matrix = &head, .x = &buffers_->final_normed, .tokens = count, .out = buffers_->logits,
+    products_ = {{.matrix = &head,
+                  .x = &buffers_->final_normed,
+                  .tokens = count,
+                  .out = buffers_->logits,
                   .out_stride = config.vocab}};
     GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
     for (size_t i = 0; i < count; ++i) {

@@ -68,10 +68,11 @@ class ForwardPass {
   ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch);
   ~ForwardPass();
 
-  /// Evaluates up to `chunk` rows whose KV positions are prepared. `next_output`: whether the pass after this one will
-  /// want logits. Stops with kCancelled between layers once `*cancel` is set.
-  /// Errors: those of reads. After an error the rows' KV positions are unspecified.
-  base::Status run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel, PassSink* sink);
+  /// Evaluates up to `chunk` rows whose KV positions are prepared. `next_output`: whether the pass after this
+  /// one will want logits. Stops with kCancelled between layers once `*cancel` is set. Errors: those of
+  /// reads. After an error the rows' KV positions are unspecified.
+  base::Status run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel,
+                   PassSink* sink);
 
  private:
   struct Buffers;

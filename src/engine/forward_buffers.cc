@@ -42,14 +42,16 @@ ForwardPass::Buffers ForwardPass::lay_out(const ForwardContext& context, Scratch
     if (!layer.moe) ffn = std::max<size_t>(ffn, layer.ffn);
   }
   Buffers b;
-  b.embedding_stride = async_io::kIoAlignment +
-                       base::round_up(base::row_bytes(context.embedding_type, config.dim), async_io::kIoAlignment);
+  b.embedding_stride =
+      async_io::kIoAlignment +
+      base::round_up(base::row_bytes(context.embedding_type, config.dim), async_io::kIoAlignment);
   scratch.align(async_io::kIoAlignment);
   b.embedding_rows = scratch.take<uint8_t>(rows * b.embedding_stride);
   b.hidden = scratch.take<float>(rows * config.dim);
-  b.normed = ActivationRows(scratch, rows, config.dim,
-                            forms_in_layers(weights, &W::q, &W::k, &W::v, &W::qkv, &W::q_a, &W::kv_a, &W::gate, &W::up,
-                                            &W::gate_up, &W::router, &W::expert_gate, &W::expert_up));
+  b.normed =
+      ActivationRows(scratch, rows, config.dim,
+                     forms_in_layers(weights, &W::q, &W::k, &W::v, &W::qkv, &W::q_a, &W::kv_a, &W::gate,
+                                     &W::up, &W::gate_up, &W::router, &W::expert_gate, &W::expert_up));
   b.qkv_stride = qkv;
   b.qkv = scratch.take<float>(rows * qkv);
   b.attended = ActivationRows(scratch, rows, heads * (mla.kv_rank > 0 ? mla.value_dims : config.value_dims),

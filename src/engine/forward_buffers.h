@@ -1,4 +1,5 @@
-// The buffers of a forward pass and their shapes. T: rows of a chunk; R: rows of an expert wave, max(T, experts used).
+// The buffers of a forward pass and their shapes. T: rows of a chunk; R: rows of an expert wave, max(T,
+// experts used).
 #pragma once
 
 #include "engine/forward.h"
@@ -6,40 +7,40 @@
 namespace ganglion::engine {
 
 struct ForwardPass::Buffers {
-  float* hidden = nullptr;         // [T][D]
-  ActivationRows normed;           // [T][D]
-  float* qkv = nullptr;            // [T][qkv_stride]: queries, keys, values of all heads
+  float* hidden = nullptr;  // [T][D]
+  ActivationRows normed;    // [T][D]
+  float* qkv = nullptr;     // [T][qkv_stride]: queries, keys, values of all heads
   size_t qkv_stride = 0;
-  ActivationRows attended;         // [T][H * value]
-  float* projected = nullptr;      // [T][D]
-  size_t ffn_rows = 0;             // R
-  ActivationRows ffn;              // [R][widest F]: gate, then the activated product
-  float* up = nullptr;             // [R][ffn.float_stride()]
-  float* gate_up = nullptr;        // [T][2F], fused only
-  float* angles = nullptr;         // [T][angle_stride]
-  float* angles_local = nullptr;   // [T][angle_stride]
+  ActivationRows attended;        // [T][H * value]
+  float* projected = nullptr;     // [T][D]
+  size_t ffn_rows = 0;            // R
+  ActivationRows ffn;             // [R][widest F]: gate, then the activated product
+  float* up = nullptr;            // [R][ffn.float_stride()]
+  float* gate_up = nullptr;       // [T][2F], fused only
+  float* angles = nullptr;        // [T][angle_stride]
+  float* angles_local = nullptr;  // [T][angle_stride]
   size_t angle_stride = 0;
   uint8_t* embedding_rows = nullptr;  // [T][embedding_stride], aligned for direct reads
   size_t embedding_stride = 0;
-  ActivationRows final_normed;     // [logit_rows][D]
-  float* logits = nullptr;         // [logit_rows][V]
+  ActivationRows final_normed;  // [logit_rows][D]
+  float* logits = nullptr;      // [logit_rows][V]
 
   // Mixture of experts.
-  float* router_logits = nullptr;  // [T][E]
-  float* router_scratch = nullptr; // [T][E]
-  model::Routed* routed = nullptr; // [T][used]
-  uint32_t* by_expert = nullptr;   // [T * used]: entries of `routed`, by expert, then row
-  uint32_t* place_of = nullptr;    // [T * used]: the inverse
+  float* router_logits = nullptr;    // [T][E]
+  float* router_scratch = nullptr;   // [T][E]
+  model::Routed* routed = nullptr;   // [T][used]
+  uint32_t* by_expert = nullptr;     // [T * used]: entries of `routed`, by expert, then row
+  uint32_t* place_of = nullptr;      // [T * used]: the inverse
   uint32_t* expert_begin = nullptr;  // [E + 1]: where an expert's entries begin in by_expert
-  ActivationRows gathered;         // [R][D]
-  float* expert_out = nullptr;     // [R][D]
+  ActivationRows gathered;           // [R][D]
+  float* expert_out = nullptr;       // [R][D]
 
   // Multi-head latent attention.
-  ActivationRows q_low;            // [T][q_rank]
-  float* q_full = nullptr;         // [T][H][nope + rope]
-  float* kv_low = nullptr;         // [T][kv_rank + rope]
-  ActivationRows q_nope;           // [T * H][nope]
-  ActivationRows latent;           // [T * H][kv_rank]
+  ActivationRows q_low;     // [T][q_rank]
+  float* q_full = nullptr;  // [T][H][nope + rope]
+  float* kv_low = nullptr;  // [T][kv_rank + rope]
+  ActivationRows q_nope;    // [T * H][nope]
+  ActivationRows latent;    // [T * H][kv_rank]
 
   /// Counting sort of the first `entries` of `routed` into by_expert, place_of and expert_begin.
   void sort_by_expert(size_t experts, size_t entries);

@@ -1,5 +1,5 @@
-// Every model of the fixtures against independent references: logits, greedy continuations, likelihood, and the same
-// bits whatever the budget, chunk and number of threads.
+// Every model of the fixtures against independent references: logits, greedy continuations, likelihood, and
+// the same bits whatever the budget, chunk and number of threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ struct Golden {
 // The fixtures of this repository, and those beside it that are too large to ship.
 std::vector<Golden> goldens() {
   std::vector<Golden> all;
-  for (const fs::path& root : {fs::path(GANGLION_FIXTURES) / "models", fs::path(GANGLION_SHARED_FIXTURES) / "models"}) {
+  for (const fs::path& root :
+       {fs::path(GANGLION_FIXTURES) / "models", fs::path(GANGLION_SHARED_FIXTURES) / "models"}) {
     if (!fs::exists(root)) continue;
     for (const auto& entry : fs::directory_iterator(root)) {
       if (entry.path().extension() != ".json") continue;
@@ -93,8 +94,8 @@ EngineOptions exact_options() {
 // Agreement that the references state for each file type (fixtures' README): largest difference of a logit.
 double tolerance(const Golden& golden) {
   const std::string& name = golden.name;
-  // No engine with 8-bit activations had been compared with this one. Ours is exact on its dequantised weights (1e-5);
-  // the rest is the rounding of activations, alone above 0.45 in one logit of 960.
+  // No engine with 8-bit activations had been compared with this one. Ours is exact on its dequantised
+  // weights (1e-5); the rest is the rounding of activations, alone above 0.45 in one logit of 960.
   if (name == "llama-relu-q4_k_m") return 0.5;
   if (name.rfind("gemma", 0) == 0) return 1e-4;
   if (name.find("-f32") != std::string::npos) return 1e-4;
@@ -139,7 +140,8 @@ TEST_P(GoldenTest, LogitsHiddenStatesAndLikelihoodAgree) {
     }
   }
   EXPECT_LE(worst, tolerance(golden));
-  EXPECT_LE(std::sqrt(squares / static_cast<double>(positions.size() * vocab)), std::min(0.105, tolerance(golden)));
+  EXPECT_LE(std::sqrt(squares / static_cast<double>(positions.size() * vocab)),
+            std::min(0.105, tolerance(golden)));
   double nll = 0;
   for (size_t i = 1; i < tokens.size(); ++i) {
     const std::vector<float>& row = all.rows[i - 1];
@@ -151,8 +153,8 @@ TEST_P(GoldenTest, LogitsHiddenStatesAndLikelihoodAgree) {
   nll /= static_cast<double>(tokens.size() - 1);
   EXPECT_NEAR(nll, facts["mean_nll"].get<double>(), tolerance(golden) < 0.1 ? tolerance(golden) / 2 : 0.03);
   RecordProperty("worst_logit", std::to_string(worst));
-  std::printf("             %-26s logits %.1e, hidden %.1e, nll %+.1e\n", golden.name.c_str(), worst, worst_hidden,
-              nll - facts["mean_nll"].get<double>());
+  std::printf("             %-26s logits %.1e, hidden %.1e, nll %+.1e\n", golden.name.c_str(), worst,
+              worst_hidden, nll - facts["mean_nll"].get<double>());
 }
 
 TEST_P(GoldenTest, GreedyContinuationAgreesOutsideNearTies) {
@@ -216,7 +218,8 @@ TEST_P(GoldenTest, SameBitsForEveryBudgetChunkThreadCountAndQueue) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, ::testing::ValuesIn(goldens()), [](const auto& test) {
   std::string name = test.param.name;
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
   return name;
 });
 

@@ -19,12 +19,18 @@ constexpr uint64_t kShownElements = 8;
 
 std::string kind_word(ValueKind kind) {
   switch (kind) {
-    case ValueKind::kUint: return "uint";
-    case ValueKind::kInt: return "int";
-    case ValueKind::kFloat: return "float";
-    case ValueKind::kBool: return "bool";
-    case ValueKind::kString: return "string";
-    case ValueKind::kArray: return "array";
+    case ValueKind::kUint:
+      return "uint";
+    case ValueKind::kInt:
+      return "int";
+    case ValueKind::kFloat:
+      return "float";
+    case ValueKind::kBool:
+      return "bool";
+    case ValueKind::kString:
+      return "string";
+    case ValueKind::kArray:
+      return "array";
   }
   return "unknown";
 }
@@ -35,7 +41,8 @@ std::string array_text(const base::Metadata& metadata, const std::string& key, c
   if (value.element_kind == ValueKind::kString) {
     base::StringArrayReader reader(value);
     std::string_view element;
-    for (uint64_t i = 0; i < kShownElements && reader.next(&element); ++i) append("\"" + std::string(element) + "\"");
+    for (uint64_t i = 0; i < kShownElements && reader.next(&element); ++i)
+      append("\"" + std::string(element) + "\"");
   } else if (const auto numbers = metadata.numbers(key); numbers.ok()) {
     for (size_t i = 0; i < std::min<size_t>(kShownElements, numbers.value().size()); ++i) {
       append(base::format("%g", numbers.value()[i]));
@@ -47,11 +54,21 @@ std::string array_text(const base::Metadata& metadata, const std::string& key, c
 MetadataEntry describe(const base::Metadata& metadata, const std::string& key, const Value& value) {
   MetadataEntry entry{key, kind_word(value.kind), "", 1};
   switch (value.kind) {
-    case ValueKind::kUint: entry.text = std::to_string(value.uint_value); break;
-    case ValueKind::kInt: entry.text = std::to_string(value.int_value); break;
-    case ValueKind::kFloat: entry.text = base::format("%.9g", value.float_value); break;
-    case ValueKind::kBool: entry.text = value.bool_value ? "true" : "false"; break;
-    case ValueKind::kString: entry.text = value.text; break;
+    case ValueKind::kUint:
+      entry.text = std::to_string(value.uint_value);
+      break;
+    case ValueKind::kInt:
+      entry.text = std::to_string(value.int_value);
+      break;
+    case ValueKind::kFloat:
+      entry.text = base::format("%.9g", value.float_value);
+      break;
+    case ValueKind::kBool:
+      entry.text = value.bool_value ? "true" : "false";
+      break;
+    case ValueKind::kString:
+      entry.text = value.text;
+      break;
     case ValueKind::kArray:
       entry.kind = "array of " + kind_word(value.element_kind);
       entry.text = array_text(metadata, key, value);
@@ -76,7 +93,8 @@ Result<std::string> hash_file(const std::string& path) {
 Status check_whole(const std::string& path) {
   GANGLION_ASSIGN_OR_RETURN(GgufModel file, GgufModel::open(path));
   if (file.tensors().empty()) return ok_status();  // A vocabulary.
-  GANGLION_ASSIGN_OR_RETURN(model_config::ModelConfig config, model_config::read_model_config(file.metadata()));
+  GANGLION_ASSIGN_OR_RETURN(model_config::ModelConfig config,
+                            model_config::read_model_config(file.metadata()));
   const auto weights = model::map_weights(file, &config);
   return weights.ok() ? ok_status() : weights.status();
 }
@@ -92,8 +110,8 @@ Result<ModelContents> inspect_model(const std::string& path, const Overrides& ov
   }
   for (const format::TensorInfo& tensor : file.tensors()) {
     contents.tensors.push_back({tensor.name, std::string(base::tensor_type_info(tensor.type).name),
-                                std::vector<uint64_t>(tensor.dims, tensor.dims + tensor.dim_count), tensor.bytes,
-                                tensor.shard, tensor.offset});
+                                std::vector<uint64_t>(tensor.dims, tensor.dims + tensor.dim_count),
+                                tensor.bytes, tensor.shard, tensor.offset});
     contents.parameters += tensor.elements();
   }
   for (const format::ShardInfo& shard : file.shards()) {

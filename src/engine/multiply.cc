@@ -25,7 +25,11 @@ void ActivationRows::copy_row(size_t to_row, const ActivationRows& from, size_t 
 Multiplier::Multiplier(const kernels::KernelTable& kernels, platform::ThreadPool& threads,
                        const neuron_store::WeightStore& store, neuron_stream::NeuronStream& stream,
                        std::vector<uint32_t> store_index)
-    : kernels_(kernels), threads_(threads), store_(store), stream_(stream), store_index_(std::move(store_index)) {}
+    : kernels_(kernels),
+      threads_(threads),
+      store_(store),
+      stream_(stream),
+      store_index_(std::move(store_index)) {}
 
 Status Multiplier::run(std::span<const Product> products) {
   pending_.clear();

@@ -1,5 +1,6 @@
-// Matrix products over blocks that may still be on their way: computes what is in memory, in any order of blocks, while
-// the rest is read. Each output element is one row's product, so the order never shows in the result.
+// Matrix products over blocks that may still be on their way: computes what is in memory, in any order of
+// blocks, while the rest is read. Each output element is one row's product, so the order never shows in the
+// result.
 #pragma once
 
 #include <span>
@@ -32,8 +33,9 @@ struct Product {
 class Multiplier {
  public:
   /// `store_index` gives each MatrixRef::index its number in the store.
-  Multiplier(const kernels::KernelTable& kernels, platform::ThreadPool& threads, const neuron_store::WeightStore& store,
-             neuron_stream::NeuronStream& stream, std::vector<uint32_t> store_index);
+  Multiplier(const kernels::KernelTable& kernels, platform::ThreadPool& threads,
+             const neuron_store::WeightStore& store, neuron_stream::NeuronStream& stream,
+             std::vector<uint32_t> store_index);
 
   /// Errors: those of the reads.
   base::Status run(std::span<const Product> products);

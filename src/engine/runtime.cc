@@ -33,9 +33,11 @@ Result<kernels::KvType> parse_kv_type(const std::string& name, const model_confi
     return Status(Code::kInvalidArgument, "KV type '" + name + "' is not known - use f16, q8_0 or f32");
   }
   if (config.key_dims % 32 != 0 || config.value_dims % 32 != 0) {
-    return Status(Code::kInvalidArgument,
-                  base::format("KV type q8_0 needs heads of a multiple of 32 elements, this model has %u and %u - use f16",
-                               config.key_dims, config.value_dims));
+    return Status(
+        Code::kInvalidArgument,
+        base::format(
+            "KV type q8_0 needs heads of a multiple of 32 elements, this model has %u and %u - use f16",
+            config.key_dims, config.value_dims));
   }
   return kernels::KvType::kQ8_0;
 }
@@ -77,8 +79,9 @@ Status Runtime::read_header() {
   GANGLION_ASSIGN_OR_RETURN(weights_, model::map_weights(*file_, &config_));
   GANGLION_ASSIGN_OR_RETURN(text_, make_text_model(file_->metadata()));
   if (static_cast<uint32_t>(text_->vocab_size()) > config_.vocab) {
-    return Status(Code::kModelFile, base::format("the vocabulary has %d tokens, but token_embd.weight only %u rows",
-                                                 text_->vocab_size(), config_.vocab));
+    return Status(Code::kModelFile,
+                  base::format("the vocabulary has %d tokens, but token_embd.weight only %u rows",
+                               text_->vocab_size(), config_.vocab));
   }
   for (const std::string& warning : text_->warnings()) notes_.push_back(warning);
   GANGLION_ASSIGN_OR_RETURN(kv_type_, parse_kv_type(options_.kv_type, config_));
@@ -92,15 +95,17 @@ Status Runtime::choose_machine() {
     for (const kernels::KernelTable* table : kernels::available_tables()) {
       known += (known.empty() ? "" : ", ") + std::string(table->name);
     }
-    return Status(Code::kInvalidArgument, "no kernels '" + options_.isa + "' on this machine - available: " + known);
+    return Status(Code::kInvalidArgument,
+                  "no kernels '" + options_.isa + "' on this machine - available: " + known);
   }
   if (const std::string_view broken = kernels::self_test(*kernels_); !broken.empty()) {
-    notes_.push_back("kernels " + std::string(kernels_->name) + " failed their self-test (" + std::string(broken) +
-                     "): the slow reference is used");
+    notes_.push_back("kernels " + std::string(kernels_->name) + " failed their self-test (" +
+                     std::string(broken) + "): the slow reference is used");
     kernels_ = &kernels::reference_table();
   }
   if (options_.threads < 0 || options_.threads > 1024) {
-    return Status(Code::kInvalidArgument, base::format("%d threads make no sense - use 1 to 1024", options_.threads));
+    return Status(Code::kInvalidArgument,
+                  base::format("%d threads make no sense - use 1 to 1024", options_.threads));
   }
   threads_ = std::make_unique<platform::ThreadPool>(options_.threads > 0 ? options_.threads
                                                                          : platform::default_thread_count());
@@ -133,8 +138,9 @@ Status Runtime::open_store() {
   GANGLION_ASSIGN_OR_RETURN(neuron_store::WeightStore store,
                             neuron_store::WeightStore::open(paths, std::move(extents), kBlockBytes));
   store_ = std::make_unique<neuron_store::WeightStore>(std::move(store));
-  dense_blocks_ = dense_matrices < store_index_.size() ? store_->blocks_of(static_cast<uint32_t>(dense_matrices), 0).begin
-                                                       : static_cast<BlockId>(store_->block_count());
+  dense_blocks_ = dense_matrices < store_index_.size()
+                      ? store_->blocks_of(static_cast<uint32_t>(dense_matrices), 0).begin
+                      : static_cast<BlockId>(store_->block_count());
   for (BlockId id = 0; id < dense_blocks_; ++id) {
     dense_block_bytes_.push_back(static_cast<uint32_t>(store_->block(id).bytes));
   }
@@ -167,7 +173,8 @@ Status Runtime::open_store() {
                       .logit_rows = std::max<size_t>(1, options_.logit_rows)};
   // The header has been read; its pages need not stay.
   for (uint32_t i = 0; i < file_->shards().size(); ++i) {
-    ::posix_fadvise(store_->file(i).fd(), 0, static_cast<off_t>(file_->shards()[i].data_offset), POSIX_FADV_DONTNEED);
+    ::posix_fadvise(store_->file(i).fd(), 0, static_cast<off_t>(file_->shards()[i].data_offset),
+                    POSIX_FADV_DONTNEED);
   }
   return base::ok_status();
 }
@@ -201,8 +208,8 @@ planner::ModelSizes Runtime::model_sizes() {
   return sizes;
 }
 
-// Measured, plus what comes outside the arena: tables by block; per vocabulary entry, a session's logits and a sampler's
-// candidates.
+// Measured, plus what comes outside the arena: tables by block; per vocabulary entry, a session's logits and
+// a sampler's candidates.
 uint64_t Runtime::process_bytes() const {
   ::malloc_trim(0);
   constexpr uint64_t kTablesPerBlock = 96;
@@ -214,8 +221,10 @@ uint64_t Runtime::process_bytes() const {
 
 Status Runtime::make_plan() {
   GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, parse_budget(options_.memory));
-  planner::PlanRequest request = {.budget_bytes = budget, .process_bytes = process_bytes(),
-                                  .context = options_.context, .chunk = options_.chunk};
+  planner::PlanRequest request = {.budget_bytes = budget,
+                                  .process_bytes = process_bytes(),
+                                  .context = options_.context,
+                                  .chunk = options_.chunk};
   // Page tables of the arena: 8 bytes for each page of 4 KiB.
   request.process_bytes += std::min(budget, file_->file_bytes()) / 512;
   if (options_.context > config_.context_trained) {
@@ -224,8 +233,9 @@ Status Runtime::make_plan() {
   }
   GANGLION_ASSIGN_OR_RETURN(plan_, planner::make_plan(model_sizes(), request));
   if (plan_.context_lowered) {
-    notes_.push_back(base::format("context lowered to %zu positions, so that it leaves memory for weights (-c sets it)",
-                                  plan_.context));
+    notes_.push_back(
+        base::format("context lowered to %zu positions, so that it leaves memory for weights (-c sets it)",
+                     plan_.context));
   }
   forward_context_.chunk = plan_.chunk;
   forward_context_.context = plan_.context;
@@ -239,13 +249,14 @@ void Runtime::summarise() {
   s.planned_bytes = plan_.planned_bytes();
   s.items = {{"process and kernel", plan_.process_bytes},
              {"reserve", plan_.reserve_bytes},
-             {"norms, biases and scratch", base::round_up(plan_.vector_bytes + plan_.scratch_bytes,
-                                                          neuron_cache::kSegmentBytes)},
+             {"norms, biases and scratch",
+              base::round_up(plan_.vector_bytes + plan_.scratch_bytes, neuron_cache::kSegmentBytes)},
              {"KV cache", base::round_up(plan_.kv_bytes, neuron_cache::kSegmentBytes)},
              {"resident weights", base::round_up(plan_.resident_bytes, neuron_cache::kSegmentBytes)},
              {"staging for reads", base::round_up(plan_.ring_bytes, neuron_cache::kSegmentBytes)}};
   if (plan_.expert_cache_bytes > 0) {
-    s.items.push_back({"expert cache", base::round_up(plan_.expert_cache_bytes, neuron_cache::kSegmentBytes)});
+    s.items.push_back(
+        {"expert cache", base::round_up(plan_.expert_cache_bytes, neuron_cache::kSegmentBytes)});
   }
   s.model_bytes = file_->file_bytes();
   s.resident_weight_bytes = plan_.resident_bytes;
@@ -294,7 +305,8 @@ Status Runtime::load_vectors(std::span<uint8_t> memory) {
     const platform::File& file = store_->file(tensor.shard);
     auto* values = allocator.take<float>(tensor.elements());
     raw.resize(tensor.bytes);
-    GANGLION_RETURN_IF_ERROR(file.read_exact(tensor.offset, raw).with_context("tensor '" + tensor.name + "'"));
+    GANGLION_RETURN_IF_ERROR(
+        file.read_exact(tensor.offset, raw).with_context("tensor '" + tensor.name + "'"));
     ::posix_fadvise(file.fd(), static_cast<off_t>(tensor.offset), static_cast<off_t>(tensor.bytes),
                     POSIX_FADV_DONTNEED);
     kernels_->dequantize[static_cast<size_t>(tensor.type)](raw.data(), tensor.elements(), values);
@@ -307,19 +319,23 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
   GANGLION_CHECK(!loaded());
   arena_ = std::make_unique<neuron_cache::Arena>(plan_.arena_bytes());
   const size_t fixed = plan_.vector_bytes + plan_.scratch_bytes;
-  GANGLION_ASSIGN_OR_RETURN(fixed_region_, neuron_cache::Region::reserve(*arena_, fixed, "norms and scratch"));
+  GANGLION_ASSIGN_OR_RETURN(fixed_region_,
+                            neuron_cache::Region::reserve(*arena_, fixed, "norms and scratch"));
   GANGLION_RETURN_IF_ERROR(fixed_region_.resize(fixed));
-  GANGLION_ASSIGN_OR_RETURN(kv_region_, neuron_cache::Region::reserve(*arena_, plan_.kv_bytes, "the KV cache"));
+  GANGLION_ASSIGN_OR_RETURN(kv_region_,
+                            neuron_cache::Region::reserve(*arena_, plan_.kv_bytes, "the KV cache"));
   GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
   kv_pages_ = std::make_unique<model::KvPages>(kv_region_.bytes().first(plan_.kv_bytes), kv_page_bytes_);
   GANGLION_RETURN_IF_ERROR(load_vectors(fixed_region_.bytes().subspan(plan_.scratch_bytes)));
-  GANGLION_ASSIGN_OR_RETURN(stream_, neuron_stream::NeuronStream::create(*store_, *queue_, *arena_, stream_config()));
+  GANGLION_ASSIGN_OR_RETURN(stream_,
+                            neuron_stream::NeuronStream::create(*store_, *queue_, *arena_, stream_config()));
   multiplier_ = std::make_unique<Multiplier>(*kernels_, *threads_, *store_, *stream_, store_index_);
   GANGLION_RETURN_IF_ERROR(stream_->load_resident(progress, context));
   forward_context_.stream = stream_.get();
   forward_context_.multiplier = multiplier_.get();
   forward_context_.vectors = vectors_;
-  forward_ = std::make_unique<ForwardPass>(forward_context_, fixed_region_.bytes().first(plan_.scratch_bytes));
+  forward_ =
+      std::make_unique<ForwardPass>(forward_context_, fixed_region_.bytes().first(plan_.scratch_bytes));
   return base::ok_status();
 }
 

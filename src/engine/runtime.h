@@ -55,10 +55,10 @@ class Runtime {
   std::unique_ptr<platform::ThreadPool> threads_;
   std::unique_ptr<async_io::ReadQueue> queue_;
   std::unique_ptr<neuron_store::WeightStore> store_;
-  std::vector<uint32_t> store_index_;       // by MatrixRef::index
+  std::vector<uint32_t> store_index_;  // by MatrixRef::index
   neuron_store::BlockId dense_blocks_ = 0;
   std::vector<uint32_t> dense_block_bytes_;
-  std::vector<uint32_t> expert_group_;      // by expert block
+  std::vector<uint32_t> expert_group_;  // by expert block
   size_t kv_page_bytes_ = 0;
   ForwardContext forward_context_;
   planner::Plan plan_;
@@ -66,7 +66,7 @@ class Runtime {
   std::vector<std::string> notes_;
 
   std::unique_ptr<neuron_cache::Arena> arena_;
-  neuron_cache::Region fixed_region_;       // vectors, then scratch
+  neuron_cache::Region fixed_region_;  // vectors, then scratch
   neuron_cache::Region kv_region_;
   std::vector<const float*> vectors_;
   std::unique_ptr<neuron_stream::NeuronStream> stream_;

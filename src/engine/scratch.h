@@ -1,4 +1,5 @@
-// Buffers of a forward pass, cut from one region: the same code counts their bytes for the plan and hands them out.
+// Buffers of a forward pass, cut from one region: the same code counts their bytes for the plan and hands
+// them out.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,9 @@ class ScratchAllocator {
 /// Which activation forms a group of matrices reads.
 class FormSet {
  public:
-  void add(base::TensorType weights) { bits_ |= 1U << static_cast<unsigned>(kernels::activation_form(weights)); }
+  void add(base::TensorType weights) {
+    bits_ |= 1U << static_cast<unsigned>(kernels::activation_form(weights));
+  }
   bool has(kernels::ActivationForm form) const { return (bits_ >> static_cast<unsigned>(form) & 1U) != 0; }
 
  private:
@@ -52,7 +55,8 @@ class ActivationRows {
   ActivationRows() = default;
   ActivationRows(ScratchAllocator& scratch, size_t rows, size_t size, const FormSet& forms) : size_(size) {
     using kernels::ActivationForm;
-    for (const ActivationForm form : {ActivationForm::kF32, ActivationForm::kQ8Block32, ActivationForm::kQ8Block256}) {
+    for (const ActivationForm form :
+         {ActivationForm::kF32, ActivationForm::kQ8Block32, ActivationForm::kQ8Block256}) {
       const auto i = static_cast<size_t>(form);
       if (form != ActivationForm::kF32 && !forms.has(form)) continue;
       stride_[i] = kernels::activation_row_bytes(form, size);

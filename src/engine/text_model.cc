@@ -24,7 +24,8 @@ class TextModelImpl final : public TextModel {
   TextModelImpl(std::unique_ptr<tokenizer::Tokenizer> tokenizer, std::string chat_template)
       : tokenizer_(std::move(tokenizer)), chat_template_(std::move(chat_template)) {}
 
-  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
+  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special,
+                                      bool parse_special) const override {
     return tokenizer_->encode(text, {.add_special = add_special, .parse_special = parse_special});
   }
   std::string decode(std::span<const int32_t> tokens, bool special) const override {
@@ -55,13 +56,15 @@ class TextModelImpl final : public TextModel {
 }  // namespace
 
 Result<std::unique_ptr<TextModel>> engine::make_text_model(base::Metadata& metadata) {
-  GANGLION_ASSIGN_OR_RETURN(std::unique_ptr<tokenizer::Tokenizer> tokenizer, tokenizer::Tokenizer::create(metadata));
+  GANGLION_ASSIGN_OR_RETURN(std::unique_ptr<tokenizer::Tokenizer> tokenizer,
+                            tokenizer::Tokenizer::create(metadata));
   for (const char* key : {"tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores",
                           "tokenizer.ggml.token_type"}) {
     metadata.drop_array(key);
   }
   GANGLION_ASSIGN_OR_RETURN(std::string chat_template, metadata.string_or("tokenizer.chat_template", ""));
-  return std::unique_ptr<TextModel>(std::make_unique<TextModelImpl>(std::move(tokenizer), std::move(chat_template)));
+  return std::unique_ptr<TextModel>(
+      std::make_unique<TextModelImpl>(std::move(tokenizer), std::move(chat_template)));
 }
 
 Result<std::unique_ptr<TextModel>> TextModel::open(const std::string& path, const Overrides& overrides) {

@@ -4,7 +4,9 @@
 
 namespace ganglion {
 
-const char* version() { return GANGLION_VERSION; }
+const char* version() {
+  return GANGLION_VERSION;
+}
 
 std::string build_facts() {
   std::string facts = std::string("ganglion ") + version() + ", " + __VERSION__;
@@ -14,7 +16,8 @@ std::string build_facts() {
   facts += ", debug";
 #endif
   facts += ", kernels:";
-  for (const kernels::KernelTable* table : kernels::available_tables()) facts += std::string(" ") + table->name;
+  for (const kernels::KernelTable* table : kernels::available_tables())
+    facts += std::string(" ") + table->name;
   return facts;
 }
 

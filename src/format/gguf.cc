@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kMaxKeyBytes = 65535;
 constexpr uint64_t kMaxStringBytes = 64 * base::kMiB;
 constexpr uint64_t kMaxTensorNameBytes = 1024;
-constexpr uint64_t kMinKeyValueBytes = 8 + 1 + 4 + 1;   // length, one letter, kind, smallest value
+constexpr uint64_t kMinKeyValueBytes = 8 + 1 + 4 + 1;  // length, one letter, kind, smallest value
 constexpr uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;
 constexpr uint32_t kArrayKind = 9;
 
@@ -31,8 +31,8 @@ struct KindInfo {
 };
 // By the number of a value's kind in the file.
 constexpr KindInfo kKinds[] = {
-    {ValueKind::kUint, 1},  {ValueKind::kInt, 1},   {ValueKind::kUint, 2},  {ValueKind::kInt, 2},
-    {ValueKind::kUint, 4},  {ValueKind::kInt, 4},   {ValueKind::kFloat, 4}, {ValueKind::kBool, 1},
+    {ValueKind::kUint, 1},   {ValueKind::kInt, 1},   {ValueKind::kUint, 2},  {ValueKind::kInt, 2},
+    {ValueKind::kUint, 4},   {ValueKind::kInt, 4},   {ValueKind::kFloat, 4}, {ValueKind::kBool, 1},
     {ValueKind::kString, 0}, {ValueKind::kArray, 0}, {ValueKind::kUint, 8},  {ValueKind::kInt, 8},
     {ValueKind::kFloat, 8},
 };
@@ -61,7 +61,8 @@ Status read_array(HeaderReader& in, const std::string& key, Value* value) {
   const std::string what = "array '" + key + "'";
   GANGLION_ASSIGN_OR_RETURN(const uint32_t element, in.read<uint32_t>(what.c_str()));
   if (element >= std::size(kKinds) || element == kArrayKind) {
-    return in.error(base::format("%s has elements of type %u, which is not a GGUF element type", what.c_str(), element));
+    return in.error(
+        base::format("%s has elements of type %u, which is not a GGUF element type", what.c_str(), element));
   }
   GANGLION_ASSIGN_OR_RETURN(value->count, in.read<uint64_t>(what.c_str()));
   value->kind = ValueKind::kArray;
@@ -98,7 +99,8 @@ Status read_key_value(HeaderReader& in, Metadata* metadata) {
     GANGLION_RETURN_IF_ERROR(read_array(in, key, &value));
   } else if (kKinds[kind].kind == ValueKind::kString) {
     value.kind = ValueKind::kString;
-    GANGLION_ASSIGN_OR_RETURN(value.text, in.read_string(("the value of '" + key + "'").c_str(), kMaxStringBytes));
+    GANGLION_ASSIGN_OR_RETURN(value.text,
+                              in.read_string(("the value of '" + key + "'").c_str(), kMaxStringBytes));
   } else {
     GANGLION_RETURN_IF_ERROR(read_scalar(in, kKinds[kind], key.c_str(), &value));
   }
@@ -127,15 +129,18 @@ Result<TensorInfo> read_tensor_info(HeaderReader& in) {
   GANGLION_ASSIGN_OR_RETURN(tensor.offset, in.read<uint64_t>("a tensor's offset"));
   const base::TensorTypeInfo* info = base::find_tensor_type(type);
   if (info == nullptr) {
-    return Status(Code::kUnsupported,
-                  in.error(base::format("tensor '%s' has type number %u, which is not supported - a newer or a "
-                                        "private quantisation?", name, type)).message());
+    return Status(
+        Code::kUnsupported,
+        in.error(base::format("tensor '%s' has type number %u, which is not supported - a newer or a "
+                              "private quantisation?",
+                              name, type))
+            .message());
   }
   tensor.type = info->type;
   if (tensor.dims[0] % info->block_elems != 0) {
-    return in.error(base::format("tensor '%s' of type %s has rows of %llu elements, expected a multiple of %u", name,
-                                 info->name.data(), static_cast<unsigned long long>(tensor.dims[0]),
-                                 info->block_elems));
+    return in.error(
+        base::format("tensor '%s' of type %s has rows of %llu elements, expected a multiple of %u", name,
+                     info->name.data(), static_cast<unsigned long long>(tensor.dims[0]), info->block_elems));
   }
   if (!base::try_mul(elements / info->block_elems, info->block_bytes, &tensor.bytes)) {
     return in.error(base::format("the size of tensor '%s' overflows", name));
@@ -171,17 +176,19 @@ Result<Prologue> read_prologue(HeaderReader& in) {
   GANGLION_ASSIGN_OR_RETURN(prologue.version, in.read<uint32_t>("the version"));
   if (prologue.version != 2 && prologue.version != 3) {
     const bool swapped = (prologue.version & 0xffffff) == 0 && prologue.version != 0;
-    return Status(Code::kUnsupported, in.error(swapped ? std::string("the file is big-endian, expected little-endian")
-                                                       : base::format("GGUF version %u, expected 2 or 3",
-                                                                      prologue.version)).message());
+    return Status(Code::kUnsupported,
+                  in.error(swapped ? std::string("the file is big-endian, expected little-endian")
+                                   : base::format("GGUF version %u, expected 2 or 3", prologue.version))
+                      .message());
   }
   GANGLION_ASSIGN_OR_RETURN(prologue.tensor_count, in.read<uint64_t>("the tensor count"));
   GANGLION_ASSIGN_OR_RETURN(prologue.key_value_count, in.read<uint64_t>("the metadata count"));
   if (prologue.key_value_count > in.remaining() / kMinKeyValueBytes ||
       prologue.tensor_count > in.remaining() / kMinTensorBytes) {
-    return in.error(base::format("the header claims %llu metadata keys and %llu tensors, more than the file can hold",
-                                 static_cast<unsigned long long>(prologue.key_value_count),
-                                 static_cast<unsigned long long>(prologue.tensor_count)));
+    return in.error(
+        base::format("the header claims %llu metadata keys and %llu tensors, more than the file can hold",
+                     static_cast<unsigned long long>(prologue.key_value_count),
+                     static_cast<unsigned long long>(prologue.tensor_count)));
   }
   return prologue;
 }
@@ -200,7 +207,8 @@ Status GgufModel::add_shard(const std::string& path, bool keep_metadata, Metadat
   const File file = opened.take();
   HeaderReader in(file);
   GANGLION_ASSIGN_OR_RETURN(const Prologue prologue, read_prologue(in));
-  for (uint64_t i = 0; i < prologue.key_value_count; ++i) GANGLION_RETURN_IF_ERROR(read_key_value(in, metadata));
+  for (uint64_t i = 0; i < prologue.key_value_count; ++i)
+    GANGLION_RETURN_IF_ERROR(read_key_value(in, metadata));
   const size_t first = tensors_.size();
   for (uint64_t i = 0; i < prologue.tensor_count; ++i) {
     GANGLION_ASSIGN_OR_RETURN(TensorInfo tensor, read_tensor_info(in));
@@ -222,9 +230,10 @@ Status GgufModel::add_shard(const std::string& path, bool keep_metadata, Metadat
     }
     if (tensor.offset > data_bytes || tensor.bytes > data_bytes - tensor.offset) {
       return in.error(base::format(
-          "tensor '%s' (%s %s, %llu bytes at offset %llu) reaches beyond the end of the file, which holds %llu bytes of "
-          "data - the file is truncated, fetch it again", tensor.name.c_str(),
-          base::tensor_type_info(tensor.type).name.data(), tensor.shape().c_str(),
+          "tensor '%s' (%s %s, %llu bytes at offset %llu) reaches beyond the end of the file, which holds "
+          "%llu bytes of "
+          "data - the file is truncated, fetch it again",
+          tensor.name.c_str(), base::tensor_type_info(tensor.type).name.data(), tensor.shape().c_str(),
           static_cast<unsigned long long>(tensor.bytes), static_cast<unsigned long long>(tensor.offset),
           static_cast<unsigned long long>(data_bytes)));
     }
@@ -243,12 +252,13 @@ Result<GgufModel> GgufModel::open(const std::string& path) {
   GANGLION_ASSIGN_OR_RETURN(const uint64_t count, model.metadata_.uint_or("split.count", 1));
   GANGLION_ASSIGN_OR_RETURN(const uint64_t number, model.metadata_.uint_or("split.no", 0));
   if (count > 1 && paths.size() == 1) {
-    return Status(Code::kModelFile, base::format("'%s' is part %llu of %llu of a split model, but its name does not end in "
-                                                 "-%05llu-of-%05llu.gguf - give the parts their original names",
-                                                 paths[0].c_str(), static_cast<unsigned long long>(number + 1),
-                                                 static_cast<unsigned long long>(count),
-                                                 static_cast<unsigned long long>(number + 1),
-                                                 static_cast<unsigned long long>(count)));
+    return Status(
+        Code::kModelFile,
+        base::format("'%s' is part %llu of %llu of a split model, but its name does not end in "
+                     "-%05llu-of-%05llu.gguf - give the parts their original names",
+                     paths[0].c_str(), static_cast<unsigned long long>(number + 1),
+                     static_cast<unsigned long long>(count), static_cast<unsigned long long>(number + 1),
+                     static_cast<unsigned long long>(count)));
   }
   if (paths.size() == 1) return model;
   for (size_t i = 0; i < paths.size(); ++i) {
@@ -258,16 +268,21 @@ Result<GgufModel> GgufModel::open(const std::string& path) {
     GANGLION_ASSIGN_OR_RETURN(const uint64_t shard_count, metadata.uint_required("split.count"));
     GANGLION_ASSIGN_OR_RETURN(const uint64_t shard_number, metadata.uint_required("split.no"));
     if (shard_count != paths.size() || shard_number != i) {
-      return Status(Code::kModelFile,
-                    base::format("'%s' says it is part %llu of %llu, its name says %zu of %zu - the parts do not belong "
-                                 "together", paths[i].c_str(), static_cast<unsigned long long>(shard_number + 1),
-                                 static_cast<unsigned long long>(shard_count), i + 1, paths.size()));
+      return Status(
+          Code::kModelFile,
+          base::format(
+              "'%s' says it is part %llu of %llu, its name says %zu of %zu - the parts do not belong "
+              "together",
+              paths[i].c_str(), static_cast<unsigned long long>(shard_number + 1),
+              static_cast<unsigned long long>(shard_count), i + 1, paths.size()));
     }
   }
-  GANGLION_ASSIGN_OR_RETURN(const uint64_t total, model.metadata_.uint_or("split.tensors.count", model.tensors_.size()));
+  GANGLION_ASSIGN_OR_RETURN(const uint64_t total,
+                            model.metadata_.uint_or("split.tensors.count", model.tensors_.size()));
   if (total != model.tensors_.size()) {
-    return Status(Code::kModelFile, base::format("the parts of '%s' hold %zu tensors, expected %llu", path.c_str(),
-                                                 model.tensors_.size(), static_cast<unsigned long long>(total)));
+    return Status(Code::kModelFile,
+                  base::format("the parts of '%s' hold %zu tensors, expected %llu", path.c_str(),
+                               model.tensors_.size(), static_cast<unsigned long long>(total)));
   }
   return model;
 }

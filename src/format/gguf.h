@@ -44,8 +44,8 @@ struct ShardInfo {
 class GgufModel {
  public:
   /// Opens a file, any shard of a split model, or a directory that holds one model.
-  /// Errors: kModelFile for anything missing or wrong with the files, naming the shard, tensor or key with what
-  /// was found and expected; kUnsupported for a tensor type or version that is not known.
+  /// Errors: kModelFile for anything missing or wrong with the files, naming the shard, tensor or key with
+  /// what was found and expected; kUnsupported for a tensor type or version that is not known.
   static base::Result<GgufModel> open(const std::string& path);
   /// Opens one file alone, whatever it says of being a part. Errors: as open().
   static base::Result<GgufModel> open_single(const std::string& file_path);
@@ -66,8 +66,8 @@ class GgufModel {
   std::vector<ShardInfo> shards_;
 };
 
-/// The paths of all shards that `path` (a file, a shard or a directory) stands for, the first one first, judged by
-/// names alone; a file that is no shard stands for itself.
+/// The paths of all shards that `path` (a file, a shard or a directory) stands for, the first one first,
+/// judged by names alone; a file that is no shard stands for itself.
 base::Result<std::vector<std::string>> resolve_model_files(const std::string& path);
 
 }  // namespace ganglion::format

@@ -39,7 +39,8 @@ TEST(Gguf, RefusesEveryBrokenHeaderByItsFault) {
     const auto model = GgufModel::open(kFixtures + "/broken/" + file);
     if (entry["expected"] == "refuse" && !only_visible_to_the_model(file)) {
       ASSERT_FALSE(model.ok()) << file;
-      EXPECT_TRUE(contains_any(model.status().message(), entry["words"])) << file << ": " << model.status().message();
+      EXPECT_TRUE(contains_any(model.status().message(), entry["words"]))
+          << file << ": " << model.status().message();
       EXPECT_EQ(model.status().message().find('\n'), std::string::npos) << file;
       ++refused;
     } else if (entry["expected"] == "accept") {
@@ -115,24 +116,36 @@ TEST(Gguf, NamesWhatIsWrongWithACraftedHeader) {
   expect_refusal(prologue(0, 0, 0x03000000), "big-endian");
   expect_refusal(prologue(1ULL << 60, 0), "more than the file can hold");
   expect_refusal(prologue(0, 1).text("").put<uint32_t>(4).put<uint32_t>(1), "key is empty");
-  expect_refusal(prologue(0, 2).text("k").put<uint32_t>(0).put<uint8_t>(1).text("k").put<uint32_t>(0).put<uint8_t>(1),
-                 "occurs twice");
+  expect_refusal(
+      prologue(0, 2).text("k").put<uint32_t>(0).put<uint8_t>(1).text("k").put<uint32_t>(0).put<uint8_t>(1),
+      "occurs twice");
   expect_refusal(prologue(0, 1).text("k").put<uint32_t>(9).put<uint32_t>(9).put<uint64_t>(1), "element type");
   expect_refusal(prologue(0, 1).text("general.alignment").put<uint32_t>(4).put<uint32_t>(3), "power of two");
   expect_refusal(prologue(0, 1).text("general.alignment").put<uint32_t>(8).text("x"), "alignment");
   expect_refusal(prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(0).put<uint32_t>(0).put<uint64_t>(0),
                  "size 0");
-  expect_refusal(prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(33).put<uint32_t>(2).put<uint64_t>(0),
-                 "multiple of 32");
-  expect_refusal(prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(105).put<uint64_t>(0),
-                 "'t' has type number 105");
+  expect_refusal(
+      prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(33).put<uint32_t>(2).put<uint64_t>(0),
+      "multiple of 32");
+  expect_refusal(
+      prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(105).put<uint64_t>(0),
+      "'t' has type number 105");
   expect_refusal(prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(0).put<uint64_t>(7),
                  "alignment 32");
-  expect_refusal(prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(0).put<uint64_t>(~31ULL),
-                 "beyond the end");
+  expect_refusal(
+      prologue(1, 0).text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(0).put<uint64_t>(~31ULL),
+      "beyond the end");
   expect_refusal(prologue(2, 0)
-                     .text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(0).put<uint64_t>(0)
-                     .text("t").put<uint32_t>(1).put<uint64_t>(4).put<uint32_t>(0).put<uint64_t>(0),
+                     .text("t")
+                     .put<uint32_t>(1)
+                     .put<uint64_t>(4)
+                     .put<uint32_t>(0)
+                     .put<uint64_t>(0)
+                     .text("t")
+                     .put<uint32_t>(1)
+                     .put<uint64_t>(4)
+                     .put<uint32_t>(0)
+                     .put<uint64_t>(0),
                  "occurs twice");
 }
 

@@ -15,8 +15,8 @@ constexpr size_t kBufferBytes = 64 * base::kKiB;
 }
 
 Status HeaderReader::error(const std::string& text) const {
-  return Status(Code::kModelFile, base::format("'%s': %s (at byte %llu of %llu)", file_.path().c_str(), text.c_str(),
-                                               static_cast<unsigned long long>(position()),
+  return Status(Code::kModelFile, base::format("'%s': %s (at byte %llu of %llu)", file_.path().c_str(),
+                                               text.c_str(), static_cast<unsigned long long>(position()),
                                                static_cast<unsigned long long>(file_.size())));
 }
 
@@ -52,7 +52,8 @@ Result<std::string> HeaderReader::read_string(const char* what, uint64_t limit) 
   }
   if (length > limit) {
     return error(base::format("%s is %llu bytes long, expected at most %llu", what,
-                              static_cast<unsigned long long>(length), static_cast<unsigned long long>(limit)));
+                              static_cast<unsigned long long>(length),
+                              static_cast<unsigned long long>(limit)));
   }
   std::string text(static_cast<size_t>(length), '\0');
   GANGLION_RETURN_IF_ERROR(read_bytes(text.data(), length, what));

@@ -1,4 +1,5 @@
-// Sequential reader of a GGUF header: buffered, and every length is checked against what the file still holds.
+// Sequential reader of a GGUF header: buffered, and every length is checked against what the file still
+// holds.
 #pragma once
 
 #include <cstring>

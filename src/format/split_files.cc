@@ -51,8 +51,8 @@ Result<std::string> model_in_directory(const std::string& directory) {
   if (models.size() == 1) return directory + "/" + models[0];
   std::string list;
   for (const std::string& name : models) list += (list.empty() ? ": " : ", ") + name;
-  return Status(Code::kModelFile, base::format("directory '%s' holds %zu GGUF models, expected one%s", directory.c_str(),
-                                               models.size(), list.c_str()));
+  return Status(Code::kModelFile, base::format("directory '%s' holds %zu GGUF models, expected one%s",
+                                               directory.c_str(), models.size(), list.c_str()));
 }
 
 }  // namespace
@@ -71,7 +71,8 @@ Result<std::vector<std::string>> resolve_model_files(const std::string& path) {
     if (!platform::File::open(paths.back()).ok()) missing += (missing.empty() ? "" : ", ") + paths.back();
   }
   if (!missing.empty()) {
-    return Status(Code::kModelFile, base::format("split model of %zu parts: missing %s", shard.count, missing.c_str()));
+    return Status(Code::kModelFile,
+                  base::format("split model of %zu parts: missing %s", shard.count, missing.c_str()));
   }
   return paths;
 }

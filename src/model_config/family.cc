@@ -22,14 +22,17 @@ void read_rope(KeyReader& keys, ModelConfig* config) {
   RopeConfig& rope = config->rope;
   rope.dims = keys.count_or("rope.dimension_count", config->key_dims, kMaxDim);
   rope.base = keys.number_or("rope.freq_base", 10000);
-  const std::string type = keys.text_or("rope.scaling.type", keys.has("rope.scale_linear") ? "linear" : "none");
+  const std::string type =
+      keys.text_or("rope.scaling.type", keys.has("rope.scale_linear") ? "linear" : "none");
   const float factor = keys.number_or("rope.scaling.factor", keys.number_or("rope.scale_linear", 1));
-  rope.original_context = keys.count_or("rope.scaling.original_context_length", config->context_trained, kMaxContext);
+  rope.original_context =
+      keys.count_or("rope.scaling.original_context_length", config->context_trained, kMaxContext);
   if (type == "linear" || type == "yarn") {
     if (!(factor > 0)) keys.fail(Code::kModelFile, keys.key("rope.scaling.factor") + " is not positive");
     rope.frequency_scale = 1 / factor;
   } else if (type != "none" && type != "longrope") {
-    keys.fail(Code::kUnsupported, "rope scaling '" + type + "' is not supported - known: none, linear, yarn, longrope");
+    keys.fail(Code::kUnsupported,
+              "rope scaling '" + type + "' is not supported - known: none, linear, yarn, longrope");
   }
   rope.magnitude = keys.number_or("rope.scaling.attn_factor", 1);
   rope.yarn = type == "yarn";
@@ -49,7 +52,8 @@ void read_experts(KeyReader& keys, ModelConfig* config) {
   moe.expert_count = keys.count_or("expert_count", 0, kMaxExperts);
   if (moe.expert_count == 0) return;
   moe.used_count = keys.count("expert_used_count", moe.expert_count);
-  moe.expert_ffn = keys.count_or("expert_feed_forward_length", config->layers.empty() ? 0 : config->layers[0].ffn, kMaxDim);
+  moe.expert_ffn = keys.count_or("expert_feed_forward_length",
+                                 config->layers.empty() ? 0 : config->layers[0].ffn, kMaxDim);
   moe.weight_scale = keys.number_or("expert_weights_scale", 1);
   if (moe.weight_scale == 0) moe.weight_scale = 1;  // Some converters write 0 for "no scale".
   for (LayerConfig& layer : config->layers) layer.moe = true;
@@ -60,10 +64,18 @@ struct Family {
   FamilyReader read;
 };
 constexpr Family kFamilies[] = {
-    {"llama", read_llama},       {"qwen2", read_qwen2},         {"qwen3", read_qwen3},
-    {"qwen3moe", read_qwen3moe}, {"gemma2", read_gemma2},       {"gemma3", read_gemma3},
-    {"gpt-oss", read_gpt_oss},   {"olmoe", read_olmoe},         {"phi3", read_phi3},
-    {"granite", read_granite},   {"glm4moe", read_glm4moe},     {"deepseek2", read_deepseek2},
+    {"llama", read_llama},
+    {"qwen2", read_qwen2},
+    {"qwen3", read_qwen3},
+    {"qwen3moe", read_qwen3moe},
+    {"gemma2", read_gemma2},
+    {"gemma3", read_gemma3},
+    {"gpt-oss", read_gpt_oss},
+    {"olmoe", read_olmoe},
+    {"phi3", read_phi3},
+    {"granite", read_granite},
+    {"glm4moe", read_glm4moe},
+    {"deepseek2", read_deepseek2},
     {"smallthinker", read_smallthinker},
 };
 
@@ -71,9 +83,10 @@ constexpr Family kFamilies[] = {
 
 uint32_t KeyReader::bounded(const std::string& name, uint64_t value, uint64_t least, uint64_t limit) {
   if (value < least || value > limit) {
-    fail(Code::kModelFile, base::format("metadata key '%s' is %llu, expected %llu to %llu", key(name).c_str(),
-                                        static_cast<unsigned long long>(value), static_cast<unsigned long long>(least),
-                                        static_cast<unsigned long long>(limit)));
+    fail(Code::kModelFile,
+         base::format("metadata key '%s' is %llu, expected %llu to %llu", key(name).c_str(),
+                      static_cast<unsigned long long>(value), static_cast<unsigned long long>(least),
+                      static_cast<unsigned long long>(limit)));
     return static_cast<uint32_t>(least);
   }
   return static_cast<uint32_t>(value);
@@ -120,8 +133,9 @@ std::vector<uint32_t> KeyReader::per_layer(const std::string& name, size_t layer
   if (given.empty()) {
     fail(Code::kModelFile, "metadata key '" + key(name) + "' is missing");
   } else if (given.size() != 1 && given.size() < layers) {
-    fail(Code::kModelFile, base::format("metadata key '%s' has %zu elements, expected one for each of %zu layers",
-                                        key(name).c_str(), given.size(), layers));
+    fail(Code::kModelFile,
+         base::format("metadata key '%s' has %zu elements, expected one for each of %zu layers",
+                      key(name).c_str(), given.size(), layers));
   } else {
     for (size_t i = 0; i < layers; ++i) {
       const double value = given.size() == 1 ? given[0] : given[i];
@@ -142,9 +156,9 @@ void read_common(KeyReader& keys, ModelConfig* config) {
   config->vocab = keys.count_or("vocab_size", 0, 1U << 24);
   config->norm_epsilon = keys.number_or("attention.layer_norm_rms_epsilon", 1e-5);
   const std::vector<uint32_t> heads = keys.per_layer("attention.head_count", layer_count, kMaxHeads);
-  const std::vector<uint32_t> kv_heads = keys.has("attention.head_count_kv")
-                                             ? keys.per_layer("attention.head_count_kv", layer_count, kMaxHeads)
-                                             : heads;
+  const std::vector<uint32_t> kv_heads =
+      keys.has("attention.head_count_kv") ? keys.per_layer("attention.head_count_kv", layer_count, kMaxHeads)
+                                          : heads;
   // Dense width; MoE-only models may leave it out.
   const std::vector<uint32_t> ffn = keys.has("feed_forward_length")
                                         ? keys.per_layer("feed_forward_length", layer_count, kMaxDim)
@@ -156,7 +170,8 @@ void read_common(KeyReader& keys, ModelConfig* config) {
     layer.ffn = ffn[i];
     if (heads[i] % kv_heads[i] != 0) {
       keys.fail(Code::kModelFile, base::format("%u query heads are not a multiple of %u key-value heads "
-                                               "(attention.head_count_kv)", heads[i], kv_heads[i]));
+                                               "(attention.head_count_kv)",
+                                               heads[i], kv_heads[i]));
     }
     config->layers.push_back(layer);
   }

@@ -5,8 +5,8 @@
 
 namespace ganglion::model_config {
 
-/// Keys of one architecture: `key("block_count")` is "<arch>.block_count". Remembers the first error, so that a
-/// family reads top to bottom and is checked once at its end.
+/// Keys of one architecture: `key("block_count")` is "<arch>.block_count". Remembers the first error, so that
+/// a family reads top to bottom and is checked once at its end.
 class KeyReader {
  public:
   KeyReader(const base::Metadata& metadata, std::string architecture)

@@ -21,7 +21,9 @@ constexpr size_t kMinimumChunk = 16;
 constexpr uint64_t kLeastRingSlots = 4;
 constexpr uint64_t kMostRingSlots = 64;
 
-uint64_t segments(uint64_t bytes) { return base::round_up(bytes, kSegment); }
+uint64_t segments(uint64_t bytes) {
+  return base::round_up(bytes, kSegment);
+}
 
 uint64_t packed(std::span<const uint32_t> blocks) {
   uint64_t sum = 0;
@@ -29,7 +31,8 @@ uint64_t packed(std::span<const uint32_t> blocks) {
   return sum;
 }
 
-// Marks an evenly spread share of the blocks resident: the streamed rest then overlaps with every layer's compute.
+// Marks an evenly spread share of the blocks resident: the streamed rest then overlaps with every layer's
+// compute.
 uint64_t spread_resident(std::span<const uint32_t> blocks, uint64_t room, std::vector<bool>* resident) {
   resident->assign(blocks.size(), false);
   const uint64_t total = packed(blocks);
@@ -39,7 +42,8 @@ uint64_t spread_resident(std::span<const uint32_t> blocks, uint64_t room, std::v
   for (size_t i = 0; i < blocks.size(); ++i) {
     const uint64_t bytes = base::round_up(blocks[i], 64);
     due += share * static_cast<double>(bytes);
-    if (share >= 1 || (used + bytes <= room && static_cast<double>(used) + 0.5 * static_cast<double>(bytes) <= due)) {
+    if (share >= 1 ||
+        (used + bytes <= room && static_cast<double>(used) + 0.5 * static_cast<double>(bytes) <= due)) {
       (*resident)[i] = true;
       used += bytes;
     }
@@ -88,7 +92,8 @@ void share_out(const ModelSizes& sizes, Plan* plan) {
     plan->dense_resident.assign(sizes.dense_blocks.size(), true);
     plan->resident_bytes = dense;
     const uint64_t room = left + least_experts - segments(dense) - load_ring;
-    plan->expert_slots = std::min(sizes.expert_block_count, base::round_down(room, kSegment) / sizes.expert_slot_bytes);
+    plan->expert_slots =
+        std::min(sizes.expert_block_count, base::round_down(room, kSegment) / sizes.expert_slot_bytes);
     plan->expert_cache_bytes = plan->expert_slots * sizes.expert_slot_bytes;
     return;
   }
@@ -102,21 +107,22 @@ void share_out(const ModelSizes& sizes, Plan* plan) {
 }
 
 std::string itemise(const Plan& plan) {
-  return base::format("process %s, reserve %s, norms and scratch (chunk %zu) %s, KV (context %zu) %s, staging %s%s",
-                      base::format_bytes(plan.process_bytes).c_str(), base::format_bytes(plan.reserve_bytes).c_str(),
-                      plan.chunk, base::format_bytes(segments(plan.vector_bytes + plan.scratch_bytes)).c_str(),
-                      plan.context, base::format_bytes(segments(plan.kv_bytes)).c_str(),
-                      base::format_bytes(segments(plan.ring_bytes)).c_str(),
-                      plan.expert_cache_bytes == 0
-                          ? ""
-                          : (", experts " + base::format_bytes(segments(plan.expert_cache_bytes))).c_str());
+  return base::format(
+      "process %s, reserve %s, norms and scratch (chunk %zu) %s, KV (context %zu) %s, staging %s%s",
+      base::format_bytes(plan.process_bytes).c_str(), base::format_bytes(plan.reserve_bytes).c_str(),
+      plan.chunk, base::format_bytes(segments(plan.vector_bytes + plan.scratch_bytes)).c_str(), plan.context,
+      base::format_bytes(segments(plan.kv_bytes)).c_str(),
+      base::format_bytes(segments(plan.ring_bytes)).c_str(),
+      plan.expert_cache_bytes == 0
+          ? ""
+          : (", experts " + base::format_bytes(segments(plan.expert_cache_bytes))).c_str());
 }
 
 }  // namespace
 
 uint64_t Plan::arena_bytes() const {
-  return segments(vector_bytes + scratch_bytes) + segments(kv_bytes) + segments(resident_bytes) + segments(ring_bytes) +
-         segments(expert_cache_bytes);
+  return segments(vector_bytes + scratch_bytes) + segments(kv_bytes) + segments(resident_bytes) +
+         segments(ring_bytes) + segments(expert_cache_bytes);
 }
 
 Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
@@ -143,7 +149,8 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
     plan.budget_bytes = request.budget_bytes;
     plan.context_lowered = context < first_context;
     const bool fits = plan.planned_bytes() <= request.budget_bytes;
-    const uint64_t arena = request.budget_bytes - std::min(request.budget_bytes, plan.process_bytes + kReserveBytes);
+    const uint64_t arena =
+        request.budget_bytes - std::min(request.budget_bytes, plan.process_bytes + kReserveBytes);
     const bool crowds_out = !fixed_context && context > kLeastContext && plan.kv_bytes > arena / 2;
     if (fits && !crowds_out) {
       share_out(sizes, &plan);
@@ -153,12 +160,13 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
       context = std::max(kLeastContext, context / 2);
       continue;
     }
-    return Status(Code::kResources,
-                  base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
-                               base::format_bytes(request.budget_bytes).c_str(),
-                               base::format_bytes(plan.planned_bytes()).c_str(), itemise(plan).c_str(),
-                               static_cast<unsigned long long>(base::ceil_div(plan.planned_bytes(), base::kMiB)),
-                               fixed_context ? ", or a smaller context (-c)" : ""));
+    return Status(
+        Code::kResources,
+        base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
+                     base::format_bytes(request.budget_bytes).c_str(),
+                     base::format_bytes(plan.planned_bytes()).c_str(), itemise(plan).c_str(),
+                     static_cast<unsigned long long>(base::ceil_div(plan.planned_bytes(), base::kMiB)),
+                     fixed_context ? ", or a smaller context (-c)" : ""));
   }
 }
 

@@ -1,5 +1,5 @@
-// Where the bytes of a budget go: a pure function of the model's sizes, the budget and what the process already takes.
-// Measures nothing and allocates nothing of the model's.
+// Where the bytes of a budget go: a pure function of the model's sizes, the budget and what the process
+// already takes. Measures nothing and allocates nothing of the model's.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,13 @@ inline constexpr uint64_t kReserveBytes = uint64_t{8} << 20;
 
 /// Sizes of a model, and how the sizes of scratch and KV depend on what is chosen.
 struct ModelSizes {
-  uint64_t vector_bytes = 0;                 ///< Norms, biases: always in memory.
-  std::span<const uint32_t> dense_blocks;    ///< Bytes of each dense block, in the order of a pass.
+  uint64_t vector_bytes = 0;               ///< Norms, biases: always in memory.
+  std::span<const uint32_t> dense_blocks;  ///< Bytes of each dense block, in the order of a pass.
   uint64_t ring_slot_bytes = 0;
-  uint64_t expert_bytes = 0;                 ///< All experts, packed.
+  uint64_t expert_bytes = 0;  ///< All experts, packed.
   uint64_t expert_block_count = 0;
   uint64_t expert_slot_bytes = 0;
-  uint64_t expert_blocks_per_token = 0;      ///< Touched by one token.
+  uint64_t expert_blocks_per_token = 0;  ///< Touched by one token.
   uint64_t expert_bytes_per_token = 0;
   size_t context_trained = 0;
   // Pure functions with `context` below.
@@ -46,8 +46,8 @@ struct Plan {
   uint64_t vector_bytes = 0;
   uint64_t scratch_bytes = 0;
   uint64_t kv_bytes = 0;
-  uint64_t resident_bytes = 0;      ///< Of dense blocks, and of experts where all fit.
-  uint64_t ring_bytes = 0;          ///< Staging for streamed blocks (while loading only, if nothing is streamed).
+  uint64_t resident_bytes = 0;  ///< Of dense blocks, and of experts where all fit.
+  uint64_t ring_bytes = 0;      ///< Staging for streamed blocks (while loading only, if nothing is streamed).
   uint64_t expert_cache_bytes = 0;
   size_t context = 0;
   size_t chunk = 0;
@@ -55,8 +55,8 @@ struct Plan {
   bool experts_resident = false;
   size_t ring_slots = 0;
   size_t expert_slots = 0;
-  std::vector<bool> dense_resident;  ///< By dense block.
-  uint64_t streamed_bytes = 0;       ///< Dense bytes read per pass.
+  std::vector<bool> dense_resident;     ///< By dense block.
+  uint64_t streamed_bytes = 0;          ///< Dense bytes read per pass.
   uint64_t expert_bytes_per_token = 0;  ///< Expert bytes touched per token.
 
   bool streams() const { return streamed_bytes > 0 || (expert_slots > 0 && !experts_resident); }

@@ -14,8 +14,12 @@ namespace {
 using base::kKiB;
 using base::kMiB;
 
-uint64_t scratch(const void*, size_t chunk) { return chunk * 100 * kKiB; }
-uint64_t kv(const void*, size_t positions, size_t) { return positions * 16 * kKiB; }
+uint64_t scratch(const void*, size_t chunk) {
+  return chunk * 100 * kKiB;
+}
+uint64_t kv(const void*, size_t positions, size_t) {
+  return positions * 16 * kKiB;
+}
 
 ModelSizes dense_model(const std::vector<uint32_t>& blocks) {
   ModelSizes sizes;

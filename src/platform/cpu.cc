@@ -43,7 +43,8 @@ double cgroup_cpus() {
   std::ifstream v2("/sys/fs/cgroup/cpu.max");
   std::string quota;
   double period = 0;
-  if (v2 >> quota >> period && quota != "max" && period > 0) return std::strtod(quota.c_str(), nullptr) / period;
+  if (v2 >> quota >> period && quota != "max" && period > 0)
+    return std::strtod(quota.c_str(), nullptr) / period;
   std::ifstream quota_v1("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
   std::ifstream period_v1("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
   double micros = 0;

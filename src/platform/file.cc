@@ -42,7 +42,9 @@ Result<File> File::open(const std::string& path) {
   return file;
 }
 
-File::File(File&& other) noexcept { *this = std::move(other); }
+File::File(File&& other) noexcept {
+  *this = std::move(other);
+}
 
 File& File::operator=(File&& other) noexcept {
   if (this != &other) {
@@ -55,7 +57,9 @@ File& File::operator=(File&& other) noexcept {
   return *this;
 }
 
-File::~File() { close_all(); }
+File::~File() {
+  close_all();
+}
 
 void File::close_all() {
   if (fd_ >= 0) ::close(fd_);

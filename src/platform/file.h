@@ -24,8 +24,8 @@ class File {
   ~File();
 
   const std::string& path() const { return path_; }
-  uint64_t size() const { return size_; }  ///< When opened.
-  int fd() const { return fd_; }           ///< Buffered descriptor.
+  uint64_t size() const { return size_; }       ///< When opened.
+  int fd() const { return fd_; }                ///< Buffered descriptor.
   int direct_fd() const { return direct_fd_; }  ///< O_DIRECT descriptor, or -1.
   /// Gives up direct reads (the file system refused one).
   void drop_direct();
@@ -46,7 +46,8 @@ class File {
 /// Writes `bytes` to `path` through a temporary file and an atomic rename.
 base::Status write_file_atomically(const std::string& path, std::span<const uint8_t> bytes);
 
-/// Whole small file as text (configuration, prompts). Errors: kNotFound, kIo; kInvalidArgument over `limit_bytes`.
+/// Whole small file as text (configuration, prompts). Errors: kNotFound, kIo; kInvalidArgument over
+/// `limit_bytes`.
 base::Result<std::string> read_text_file(const std::string& path, uint64_t limit_bytes);
 
 /// Names in a directory, sorted. Errors: kNotFound, kIo.

@@ -99,7 +99,9 @@ uint64_t tightest_limit_bytes(const MemoryLimits& limits) {
   return std::min({limits.available_bytes, limits.cgroup_limit_bytes, limits.rlimit_bytes});
 }
 
-uint64_t auto_budget_bytes(const MemoryLimits& limits) { return tightest_limit_bytes(limits) / 100 * 85; }
+uint64_t auto_budget_bytes(const MemoryLimits& limits) {
+  return tightest_limit_bytes(limits) / 100 * 85;
+}
 
 ProcessMemory read_process_memory() {
   const std::string status = "/proc/self/status";
@@ -124,10 +126,16 @@ uint8_t* reserve_address_space(size_t bytes) {
   return aligned;
 }
 
-void release_address_space(uint8_t* at, size_t bytes) { ::munmap(at, bytes); }
+void release_address_space(uint8_t* at, size_t bytes) {
+  ::munmap(at, bytes);
+}
 
-void discard_pages(uint8_t* at, size_t bytes) { ::madvise(at, bytes, MADV_DONTNEED); }
+void discard_pages(uint8_t* at, size_t bytes) {
+  ::madvise(at, bytes, MADV_DONTNEED);
+}
 
-void advise_huge_pages(uint8_t* at, size_t bytes) { ::madvise(at, bytes, MADV_HUGEPAGE); }
+void advise_huge_pages(uint8_t* at, size_t bytes) {
+  ::madvise(at, bytes, MADV_HUGEPAGE);
+}
 
 }  // namespace ganglion::platform

@@ -10,11 +10,11 @@ namespace ganglion::platform {
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 
 struct MemoryLimits {
-  uint64_t available_bytes = 0;          ///< MemAvailable of the machine.
+  uint64_t available_bytes = 0;            ///< MemAvailable of the machine.
   uint64_t cgroup_limit_bytes = kNoLimit;  ///< The tightest limit of our cgroup and its parents.
-  uint64_t cgroup_usage_bytes = 0;       ///< What that cgroup uses now.
-  uint64_t rlimit_bytes = kNoLimit;      ///< The tighter of RLIMIT_AS and RLIMIT_DATA.
-  std::string cgroup_path;               ///< Where the limit stands; empty if there is none.
+  uint64_t cgroup_usage_bytes = 0;         ///< What that cgroup uses now.
+  uint64_t rlimit_bytes = kNoLimit;        ///< The tighter of RLIMIT_AS and RLIMIT_DATA.
+  std::string cgroup_path;                 ///< Where the limit stands; empty if there is none.
 };
 
 /// Reads the limits now in force. `root` is prefixed to /proc and /sys, for tests.
@@ -26,9 +26,9 @@ uint64_t tightest_limit_bytes(const MemoryLimits& limits);
 uint64_t auto_budget_bytes(const MemoryLimits& limits);
 
 struct ProcessMemory {
-  uint64_t resident_bytes = 0;   ///< VmRSS.
-  uint64_t peak_bytes = 0;       ///< VmHWM.
-  uint64_t page_table_bytes = 0; ///< VmPTE.
+  uint64_t resident_bytes = 0;    ///< VmRSS.
+  uint64_t peak_bytes = 0;        ///< VmHWM.
+  uint64_t page_table_bytes = 0;  ///< VmPTE.
 };
 ProcessMemory read_process_memory();
 

@@ -52,7 +52,8 @@ TEST_F(PlatformTest, OpenNamesWhatIsMissing) {
 
 TEST_F(PlatformTest, AtomicWriteLeavesNoTemporaryFile) {
   const std::string text = "abc";
-  ASSERT_TRUE(write_file_atomically(at("out"), std::span(reinterpret_cast<const uint8_t*>(text.data()), 3)).ok());
+  ASSERT_TRUE(
+      write_file_atomically(at("out"), std::span(reinterpret_cast<const uint8_t*>(text.data()), 3)).ok());
   EXPECT_EQ(read_text_file(at("out"), 100).value(), "abc");
   EXPECT_EQ(list_directory(dir_.string()).value().size(), 3U);  // . .. out
   EXPECT_FALSE(write_file_atomically(at("no/such/dir"), {}).ok());

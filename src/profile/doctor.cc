@@ -39,7 +39,8 @@ Status write_temporary(const std::string& path) {
       word = state;
     }
     if (::write(fd, chunk.data(), base::kMiB) != static_cast<ssize_t>(base::kMiB)) {
-      status = Status(Code::kResources, "cannot write 256 MiB to '" + path + "' - name a large file to read instead");
+      status = Status(Code::kResources,
+                      "cannot write 256 MiB to '" + path + "' - name a large file to read instead");
     }
   }
   ::fsync(fd);
@@ -59,7 +60,8 @@ class DiskSampler {
     read_bytes_ = read_bytes;
     sequential_ = sequential;
     places_ = file_.size() / read_bytes;
-    if (places_ == 0) return Status(Code::kInvalidArgument, "'" + file_.path() + "' is too small to measure with");
+    if (places_ == 0)
+      return Status(Code::kInvalidArgument, "'" + file_.path() + "' is too small to measure with");
     std::vector<async_io::ReadOp> ops(static_cast<size_t>(depth));
     deadline_ns_ = platform::now_ns() + kSampleNs;
     const int64_t start = platform::now_ns();
@@ -111,8 +113,9 @@ Status measure_disk(const std::string& path, DoctorReport* report) {
     int depth;
     bool sequential;
   };
-  constexpr Case kCases[] = {{4 * base::kKiB, 1, false},   {4 * base::kKiB, 32, false},  {8 * base::kKiB, 32, false},
-                             {16 * base::kKiB, 32, false}, {64 * base::kKiB, 32, false}, {512 * base::kKiB, 8, false},
+  constexpr Case kCases[] = {{4 * base::kKiB, 1, false},   {4 * base::kKiB, 32, false},
+                             {8 * base::kKiB, 32, false},  {16 * base::kKiB, 32, false},
+                             {64 * base::kKiB, 32, false}, {512 * base::kKiB, 8, false},
                              {512 * base::kKiB, 8, true},  {4 * base::kMiB, 4, true}};
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, &report->io_note);
@@ -137,7 +140,8 @@ Result<DoctorReport> examine_machine(const std::string& disk_path) {
   report.cpu = platform::cpu_model_name();
   report.cpu_features = platform::cpu_features();
   report.threads = platform::default_thread_count();
-  for (const kernels::KernelTable* table : kernels::available_tables()) report.kernel_tables.emplace_back(table->name);
+  for (const kernels::KernelTable* table : kernels::available_tables())
+    report.kernel_tables.emplace_back(table->name);
   const std::string_view broken = kernels::self_test(*kernels::available_tables().front());
   report.kernel_self_test = broken.empty() ? "ok" : std::string(broken);
   const platform::MemoryLimits limits = platform::read_memory_limits();

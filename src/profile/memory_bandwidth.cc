@@ -18,7 +18,8 @@ constexpr int64_t kRunNs = 300'000'000;
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-uint64_t read_all(const uint64_t* words, size_t count) {
+uint64_t
+read_all(const uint64_t* words, size_t count) {
   uint64_t sums[32] = {};
   for (size_t i = 0; i + 32 <= count; i += 32) {
     for (size_t j = 0; j < 32; ++j) sums[j] += words[i + j];
@@ -41,7 +42,8 @@ double measure_memory_bandwidth(int threads) {
     pool.parallel_for(buffer.size(), kChunkWords, [&](size_t from, size_t to, int) {
       sink.fetch_add(read_all(buffer.data() + from, to - from), std::memory_order_relaxed);
     });
-    const double rate = static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(platform::now_ns() - begin);
+    const double rate =
+        static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(platform::now_ns() - begin);
     if (rate > best) best = rate;
   }
   return best;

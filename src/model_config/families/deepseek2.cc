@@ -1,4 +1,5 @@
-// DeepSeek V2 and V3: multi-head latent attention, shared experts, group-limited routing, leading dense layers.
+// DeepSeek V2 and V3: multi-head latent attention, shared experts, group-limited routing, leading dense
+// layers.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +9,8 @@ namespace ganglion::model_config {
 
 namespace {
 
-// With YaRN, keys and values carry no magnitude: it moves into the score scale, squared, with a slope of its own.
+// With YaRN, keys and values carry no magnitude: it moves into the score scale, squared, with a slope of its
+// own.
 void read_yarn_slope(KeyReader& keys, ModelConfig* config) {
   if (!config->rope.yarn) return;
   const float log_factor = std::log(1 / config->rope.frequency_scale);
@@ -25,8 +27,9 @@ void read_deepseek2(KeyReader& keys, ModelConfig* config) {
   mla.kv_rank = keys.count("attention.kv_lora_rank", 1U << 16);
   mla.q_rank = keys.count_or("attention.q_lora_rank", 0, 1U << 16);
   if (!keys.has("attention.key_length_mla")) {
-    keys.fail(base::Code::kUnsupported, "this deepseek2 file has the older layout without "
-                                        "deepseek2.attention.key_length_mla - convert the model anew");
+    keys.fail(base::Code::kUnsupported,
+              "this deepseek2 file has the older layout without "
+              "deepseek2.attention.key_length_mla - convert the model anew");
     return;
   }
   const uint32_t head_dims = keys.count("attention.key_length_mla", 1U << 16);
@@ -36,8 +39,9 @@ void read_deepseek2(KeyReader& keys, ModelConfig* config) {
   // Attention runs on the latent: one key of kv_rank + rope elements, whose first kv_rank are the value.
   if (head_dims <= config->rope.dims || config->key_dims != mla.kv_rank + config->rope.dims ||
       config->value_dims != mla.kv_rank) {
-    keys.fail(base::Code::kModelFile, "deepseek2.attention.key_length, key_length_mla, kv_lora_rank and "
-                                      "rope.dimension_count contradict each other");
+    keys.fail(base::Code::kModelFile,
+              "deepseek2.attention.key_length, key_length_mla, kv_lora_rank and "
+              "rope.dimension_count contradict each other");
     return;
   }
   mla.nope_dims = head_dims - config->rope.dims;

@@ -12,7 +12,8 @@ void read_llama(KeyReader& keys, ModelConfig* config) {
   } else if (name == "drelu") {
     config->activation = FfnActivation::kDRelu;
   } else if (name != "silu") {
-    keys.fail(base::Code::kUnsupported, "ganglion.ffn.activation is '" + name + "', expected silu, relu or drelu");
+    keys.fail(base::Code::kUnsupported,
+              "ganglion.ffn.activation is '" + name + "', expected silu, relu or drelu");
   }
 }
 

@@ -3,7 +3,9 @@
 
 namespace ganglion::model_config {
 
-void read_qwen2(KeyReader&, ModelConfig* config) { config->rope.style = RopeStyle::kHalves; }
+void read_qwen2(KeyReader&, ModelConfig* config) {
+  config->rope.style = RopeStyle::kHalves;
+}
 
 void read_qwen3(KeyReader&, ModelConfig* config) {
   config->rope.style = RopeStyle::kHalves;
@@ -12,7 +14,8 @@ void read_qwen3(KeyReader&, ModelConfig* config) {
 
 void read_qwen3moe(KeyReader& keys, ModelConfig* config) {
   read_qwen3(keys, config);
-  if (config->moe.expert_count == 0) keys.fail(base::Code::kModelFile, "qwen3moe.expert_count is missing or 0");
+  if (config->moe.expert_count == 0)
+    keys.fail(base::Code::kModelFile, "qwen3moe.expert_count is missing or 0");
 }
 
 }  // namespace ganglion::model_config
