@@ -21,8 +21,9 @@ void store_kv(const KernelTable& kernels, const KvLayout& layout, const KvSequen
   }
 }
 
-void attend(const KernelTable& kernels, const KvLayout& layout, const AttentionShape& shape, const KvSequence& sequence,
-            size_t layer, size_t position, uint32_t head, const float* q, float* out) {
+void attend(const KernelTable& kernels, const KvLayout& layout, const AttentionShape& shape,
+            const KvSequence& sequence, size_t layer, size_t position, uint32_t head, const float* q,
+            float* out) {
   const kernels::KvDotFn dot = kernels.kv_dot[static_cast<size_t>(layout.type)];
   const kernels::KvAxpyFn axpy = kernels.kv_axpy[static_cast<size_t>(layout.type)];
   const uint32_t kv_head = head / (shape.heads / layout.kv_heads);

@@ -15,9 +15,12 @@ using model_config::ModelConfig;
 
 size_t kv_row_bytes(KvType type, uint32_t dims) {
   switch (type) {
-    case KvType::kF32: return size_t{4} * dims;
-    case KvType::kF16: return size_t{2} * dims;
-    case KvType::kQ8_0: return size_t{dims} / 32 * 34;
+    case KvType::kF32:
+      return size_t{4} * dims;
+    case KvType::kF16:
+      return size_t{2} * dims;
+    case KvType::kQ8_0:
+      return size_t{dims} / 32 * 34;
   }
   return 0;
 }
@@ -42,7 +45,8 @@ size_t kv_pages_needed(const ModelConfig& config, size_t context, size_t chunk) 
     // A window may begin and end inside a page.
     const size_t positions = layer.window == 0 ? context : std::min<size_t>(context, layer.window + chunk);
     const size_t partial = layer.window == 0 ? 0 : 1;
-    pages += std::min(base::ceil_div(positions, kPagePositions) + partial, base::ceil_div(context, kPagePositions));
+    pages += std::min(base::ceil_div(positions, kPagePositions) + partial,
+                      base::ceil_div(context, kPagePositions));
   }
   return pages;
 }
@@ -75,7 +79,9 @@ KvSequence::KvSequence(KvPages& pages, const ModelConfig& config, size_t context
   }
 }
 
-KvSequence::~KvSequence() { clear(); }
+KvSequence::~KvSequence() {
+  clear();
+}
 
 void KvSequence::clear() {
   for (std::vector<uint32_t>& table : tables_) {
@@ -102,8 +108,10 @@ Status KvSequence::prepare(size_t count) {
       if (old != kNoPage && !pages_.shared(old)) continue;
       const uint32_t fresh = pages_.allocate();
       if (fresh == kNoPage) {
-        return Status(Code::kResources, base::format("no key-value page is left of %zu - lower the context (-c) or the "
-                                                     "number of sequences", pages_.count()));
+        return Status(Code::kResources,
+                      base::format("no key-value page is left of %zu - lower the context (-c) or the "
+                                   "number of sequences",
+                                   pages_.count()));
       }
       if (old != kNoPage) {
         std::memcpy(pages_.data(fresh), pages_.data(old), pages_.page_bytes());
@@ -130,7 +138,8 @@ void KvSequence::advance(size_t count) {
 bool KvSequence::try_rewind(size_t length) {
   GANGLION_CHECK(length <= length_);
   for (size_t layer = 0; layer < tables_.size() && length > 0; ++layer) {
-    if (tables_[layer][first_visible(layer, length) / kPagePositions] == kNoPage && first_visible(layer, length) < length) {
+    if (tables_[layer][first_visible(layer, length) / kPagePositions] == kNoPage &&
+        first_visible(layer, length) < length) {
       return false;
     }
   }

@@ -1,6 +1,6 @@
-// Keys and values of sequences in pages of 64 positions. Pages are reference-counted and copied before a shared one
-// is written, so that sequences can share a prefix; block tables map positions to pages. Layers with a window give
-// back the pages that no later position can see.
+// Keys and values of sequences in pages of 64 positions. Pages are reference-counted and copied before a
+// shared one is written, so that sequences can share a prefix; block tables map positions to pages. Layers
+// with a window give back the pages that no later position can see.
 //
 //   page:  free --allocate--> owned (refs 1) --fork--> shared (refs > 1) --write--> copy, refs - 1
 //          owned/shared --release--> refs - 1, free at 0
@@ -19,8 +19,8 @@ namespace ganglion::model {
 inline constexpr uint32_t kPagePositions = 64;
 inline constexpr uint32_t kNoPage = UINT32_MAX;
 
-/// Where a layer's keys and values lie in a page: [kv_heads][64][key], then [kv_heads][64][value]. With MLA a value is
-/// the beginning of its key and takes no room.
+/// Where a layer's keys and values lie in a page: [kv_heads][64][key], then [kv_heads][64][value]. With MLA a
+/// value is the beginning of its key and takes no room.
 struct KvLayout {
   kernels::KvType type = kernels::KvType::kF16;
   uint32_t kv_heads = 0;
@@ -47,7 +47,8 @@ size_t kv_row_bytes(kernels::KvType type, uint32_t dims);
 KvLayout kv_layout(const model_config::ModelConfig& config, const model_config::LayerConfig& layer,
                    kernels::KvType type);
 
-/// Pages that sequences up to `context` positions, evaluated in chunks of `chunk`, need in all layers together.
+/// Pages that sequences up to `context` positions, evaluated in chunks of `chunk`, need in all layers
+/// together.
 size_t kv_pages_needed(const model_config::ModelConfig& config, size_t context, size_t chunk);
 
 /// The pool of pages, all of one size, in memory that the caller owns. Not thread-safe.
@@ -85,9 +86,11 @@ class KvSequence {
   base::Status prepare(size_t count);
   /// The positions prepared have been written; frees what windows no longer reach.
   void advance(size_t count);
-  /// Forgets positions from `length` on. Windowed layers must still hold what position `length` sees, else false.
+  /// Forgets positions from `length` on. Windowed layers must still hold what position `length` sees, else
+  /// false.
   [[nodiscard]] bool try_rewind(size_t length);
-  /// This sequence becomes a copy of `other`, sharing its pages. Requires: an empty sequence of the same pool.
+  /// This sequence becomes a copy of `other`, sharing its pages. Requires: an empty sequence of the same
+  /// pool.
   void fork_from(const KvSequence& other);
   void clear();
 

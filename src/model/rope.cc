@@ -15,7 +15,8 @@ namespace {
 float yarn_dimension(const RopeConfig& config, float turns) {
   const float two_pi = 2 * std::numbers::pi_v<float>;
   return static_cast<float>(config.dims) *
-         std::log(static_cast<float>(config.original_context) / (turns * two_pi)) / (2 * std::log(config.base));
+         std::log(static_cast<float>(config.original_context) / (turns * two_pi)) /
+         (2 * std::log(config.base));
 }
 
 // Share of the unscaled frequency at pair `i`.

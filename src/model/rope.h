@@ -18,7 +18,8 @@ class Rope {
   uint32_t dims() const { return dims_; }
 
   /// cos_sin [dims/2][2] of `position`, times the magnitude.
-  /// Source: RoFormer (2104.09864); YaRN (2309.00071) section 3, correction range rounded to whole dimensions.
+  /// Source: RoFormer (2104.09864); YaRN (2309.00071) section 3, correction range rounded to whole
+  /// dimensions.
   void angles(int64_t position, float* cos_sin) const;
 
   /// Rotates `heads` heads, `stride` floats apart, in place: the first dims() elements of each.

@@ -53,8 +53,8 @@ void keep_best_groups(const MoeConfig& config, std::span<float> scores) {
 
 }  // namespace
 
-void route(const MoeConfig& config, std::span<float> logits, const float* selection_bias, std::span<float> scratch,
-           std::span<Routed> out) {
+void route(const MoeConfig& config, std::span<float> logits, const float* selection_bias,
+           std::span<float> scratch, std::span<Routed> out) {
   GANGLION_DCHECK(out.size() == config.used_count);
   if (config.score == RouterScore::kSoftmax) softmax(logits);
   if (config.score == RouterScore::kSigmoid) {

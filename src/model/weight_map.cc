@@ -13,7 +13,8 @@ using model_config::ModelConfig;
 
 namespace {
 
-// Looks tensors up by name and checks shapes; remembers the first error so that the lists below stay readable.
+// Looks tensors up by name and checks shapes; remembers the first error so that the lists below stay
+// readable.
 class Mapper {
  public:
   Mapper(const format::GgufModel& file, const ModelConfig& config, WeightMap* map)
@@ -25,19 +26,23 @@ class Mapper {
   MatrixRef matrix(const std::string& name, uint64_t rows, uint64_t cols, uint64_t slices, const char* keys) {
     const TensorInfo* tensor = find(name);
     if (tensor == nullptr) return {};
-    if (tensor->dims[0] != cols || tensor->dims[1] != rows || tensor->dims[2] != slices || tensor->dims[3] != 1) {
-      wrong_shape(*tensor, slices > 1 ? base::format("[%llu, %llu, %llu]", ull(cols), ull(rows), ull(slices))
-                                      : base::format("[%llu, %llu]", ull(cols), ull(rows)), keys);
+    if (tensor->dims[0] != cols || tensor->dims[1] != rows || tensor->dims[2] != slices ||
+        tensor->dims[3] != 1) {
+      wrong_shape(*tensor,
+                  slices > 1 ? base::format("[%llu, %llu, %llu]", ull(cols), ull(rows), ull(slices))
+                             : base::format("[%llu, %llu]", ull(cols), ull(rows)),
+                  keys);
       return {};
     }
     if (!base::tensor_type_info(tensor->type).computable) {
-      fail(Status(Code::kUnsupported, base::format("tensor '%s' has type %s, which cannot be computed with",
-                                                   name.c_str(), base::tensor_type_info(tensor->type).name.data())));
+      fail(Status(Code::kUnsupported,
+                  base::format("tensor '%s' has type %s, which cannot be computed with", name.c_str(),
+                               base::tensor_type_info(tensor->type).name.data())));
       return {};
     }
     map_->matrices.push_back(number(*tensor));
-    return {static_cast<uint32_t>(map_->matrices.size() - 1), static_cast<uint32_t>(rows), static_cast<uint32_t>(cols),
-            static_cast<uint32_t>(slices), tensor->type};
+    return {static_cast<uint32_t>(map_->matrices.size() - 1), static_cast<uint32_t>(rows),
+            static_cast<uint32_t>(cols), static_cast<uint32_t>(slices), tensor->type};
   }
 
   VectorRef vector(const std::string& name, uint64_t size, const char* keys) {
@@ -48,8 +53,9 @@ class Mapper {
       return {};
     }
     if (!base::tensor_type_info(tensor->type).computable) {
-      fail(Status(Code::kUnsupported, base::format("tensor '%s' has type %s, which cannot be computed with",
-                                                   name.c_str(), base::tensor_type_info(tensor->type).name.data())));
+      fail(Status(Code::kUnsupported,
+                  base::format("tensor '%s' has type %s, which cannot be computed with", name.c_str(),
+                               base::tensor_type_info(tensor->type).name.data())));
       return {};
     }
     map_->vectors.push_back(number(*tensor));
@@ -75,9 +81,9 @@ class Mapper {
     return tensor;
   }
   void wrong_shape(const TensorInfo& tensor, const std::string& expected, const char* keys) {
-    fail(Status(Code::kModelFile, base::format("tensor '%s' has shape %s, expected %s after %s.%s", tensor.name.c_str(),
-                                               tensor.shape().c_str(), expected.c_str(), config_.architecture.c_str(),
-                                               keys)));
+    fail(Status(Code::kModelFile,
+                base::format("tensor '%s' has shape %s, expected %s after %s.%s", tensor.name.c_str(),
+                             tensor.shape().c_str(), expected.c_str(), config_.architecture.c_str(), keys)));
   }
 
   const format::GgufModel& file_;
@@ -88,7 +94,8 @@ class Mapper {
 
 constexpr const char* kHeadKeys = "attention.head_count, head_count_kv, key_length, value_length";
 
-void map_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std::string& p, LayerWeights* w) {
+void map_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std::string& p,
+                   LayerWeights* w) {
   const uint64_t q_rows = uint64_t{l.heads} * c.key_dims;
   const uint64_t k_rows = uint64_t{l.kv_heads} * c.key_dims;
   const uint64_t v_rows = uint64_t{l.kv_heads} * c.value_dims;
@@ -158,7 +165,8 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
 void map_experts(Mapper& m, const ModelConfig& c, const std::string& p, LayerWeights* w) {
   constexpr const char* kKeys = "expert_count, expert_feed_forward_length";
   const auto& moe = c.moe;
-  if (!moe.router_before_attention) w->router = m.matrix(p + "ffn_gate_inp.weight", moe.expert_count, c.dim, 1, kKeys);
+  if (!moe.router_before_attention)
+    w->router = m.matrix(p + "ffn_gate_inp.weight", moe.expert_count, c.dim, 1, kKeys);
   w->router_bias = m.optional_vector(p + "ffn_gate_inp.bias", moe.expert_count, kKeys);
   w->selection_bias = m.optional_vector(p + "exp_probs_b.bias", moe.expert_count, kKeys);
   w->expert_gate = m.matrix(p + "ffn_gate_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
@@ -167,7 +175,8 @@ void map_experts(Mapper& m, const ModelConfig& c, const std::string& p, LayerWei
   const uint64_t all = uint64_t{moe.expert_count} * moe.expert_ffn;
   w->expert_gate_bias = m.optional_vector(p + "ffn_gate_exps.bias", all, kKeys);
   w->expert_up_bias = m.optional_vector(p + "ffn_up_exps.bias", all, kKeys);
-  w->expert_down_bias = m.optional_vector(p + "ffn_down_exps.bias", uint64_t{moe.expert_count} * c.dim, kKeys);
+  w->expert_down_bias =
+      m.optional_vector(p + "ffn_down_exps.bias", uint64_t{moe.expert_count} * c.dim, kKeys);
   if (moe.shared_ffn > 0) map_dense_ffn(m, c, moe.shared_ffn, p, "_shexp", w);
 }
 
@@ -197,7 +206,8 @@ Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config
   Mapper m(file, *config, &map);
   const TensorInfo* embedding = file.find_tensor("token_embd.weight");
   if (embedding == nullptr) return Status(Code::kModelFile, "tensor 'token_embd.weight' is missing");
-  if (config->vocab == 0) config->vocab = static_cast<uint32_t>(std::min<uint64_t>(embedding->dims[1], UINT32_MAX));
+  if (config->vocab == 0)
+    config->vocab = static_cast<uint32_t>(std::min<uint64_t>(embedding->dims[1], UINT32_MAX));
   map.embedding_tensor = static_cast<uint32_t>(embedding - file.tensors().data());
   const uint64_t factors = config->rope.dims / 2;
   map.rope_factors = m.optional_vector("rope_freqs.weight", factors, "rope.dimension_count");
@@ -214,10 +224,12 @@ Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config
   if (!m.status().ok()) return m.status();
   if (embedding->dims[0] != config->dim || embedding->dims[1] != config->vocab || embedding->dims[2] != 1 ||
       !base::tensor_type_info(embedding->type).computable) {
-    return Status(Code::kModelFile, base::format("tensor 'token_embd.weight' has shape %s and type %s, expected [%u, %u] "
-                                                 "after %s.%s", embedding->shape().c_str(),
-                                                 base::tensor_type_info(embedding->type).name.data(), config->dim,
-                                                 config->vocab, config->architecture.c_str(), kKeys));
+    return Status(
+        Code::kModelFile,
+        base::format("tensor 'token_embd.weight' has shape %s and type %s, expected [%u, %u] "
+                     "after %s.%s",
+                     embedding->shape().c_str(), base::tensor_type_info(embedding->type).name.data(),
+                     config->dim, config->vocab, config->architecture.c_str(), kKeys));
   }
   return map;
 }

@@ -1,6 +1,6 @@
-// Which tensors a model consists of: names and shapes from its configuration, checked against the file's header.
-// Two kinds: vectors (norms, biases, sinks; always in memory, as floats) and matrices (rows of quantised blocks that
-// may be streamed). Reads no data.
+// Which tensors a model consists of: names and shapes from its configuration, checked against the file's
+// header. Two kinds: vectors (norms, biases, sinks; always in memory, as floats) and matrices (rows of
+// quantised blocks that may be streamed). Reads no data.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ struct WeightMap {
 };
 
 /// Resolves all tensors of `config` in `file`; sets config->vocab where the metadata has none.
-/// Errors: kModelFile naming the tensor that is missing or has another shape than the metadata says (with the keys
-/// that decide it); kUnsupported for a matrix of a type that cannot be computed with.
+/// Errors: kModelFile naming the tensor that is missing or has another shape than the metadata says (with the
+/// keys that decide it); kUnsupported for a matrix of a type that cannot be computed with.
 base::Result<WeightMap> map_weights(const format::GgufModel& file, model_config::ModelConfig* config);
 
 }  // namespace ganglion::model

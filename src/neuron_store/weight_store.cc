@@ -10,8 +10,8 @@ using base::Code;
 using base::Result;
 using base::Status;
 
-Result<WeightStore> WeightStore::open(const std::vector<std::string>& shard_paths, std::vector<MatrixExtent> matrices,
-                                      size_t block_bytes) {
+Result<WeightStore> WeightStore::open(const std::vector<std::string>& shard_paths,
+                                      std::vector<MatrixExtent> matrices, size_t block_bytes) {
   WeightStore store;
   for (const std::string& path : shard_paths) {
     Result<platform::File> file = platform::File::open(path);

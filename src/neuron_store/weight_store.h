@@ -1,5 +1,5 @@
-// Where the blocks of a model lie on storage: block id -> file, offset, length. Blocks are runs of whole rows of one
-// matrix slice, verbatim. Owns the open files; issues no reads and owns no cache.
+// Where the blocks of a model lie on storage: block id -> file, offset, length. Blocks are runs of whole rows
+// of one matrix slice, verbatim. Owns the open files; issues no reads and owns no cache.
 #pragma once
 
 #include <cstdint>
@@ -41,10 +41,10 @@ struct BlockRange {
 /// Immutable after opening; thread-safe.
 class WeightStore {
  public:
-  /// Opens the shards and cuts each matrix into blocks of nearly equal row counts, at most `block_bytes` each (or one
-  /// row). Block ids ascend with the matrices given. Errors: those of File::open as kModelFile.
-  static base::Result<WeightStore> open(const std::vector<std::string>& shard_paths, std::vector<MatrixExtent> matrices,
-                                        size_t block_bytes);
+  /// Opens the shards and cuts each matrix into blocks of nearly equal row counts, at most `block_bytes` each
+  /// (or one row). Block ids ascend with the matrices given. Errors: those of File::open as kModelFile.
+  static base::Result<WeightStore> open(const std::vector<std::string>& shard_paths,
+                                        std::vector<MatrixExtent> matrices, size_t block_bytes);
 
   size_t block_count() const { return matrix_of_.size(); }
   Block block(BlockId id) const;
