@@ -77,7 +77,11 @@ Status File::read_exact(uint64_t offset, std::span<uint8_t> out) const {
   while (done < out.size()) {
     const ssize_t got = ::pread(fd_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return system_error("cannot read", path_, errno);
+    if (got < 0) {
+      return system_error(base::format("cannot read %zu bytes at offset %llu of", out.size() - done,
+                                       static_cast<unsigned long long>(offset + done)),
+                          path_, errno);
+    }
     if (got == 0) {
       return Status(Code::kModelFile,
                     base::format("'%s' ends at byte %llu, expected at least %llu - the file is truncated",
