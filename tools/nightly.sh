@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# What is too long for every change: sanitizers, fuzzing, the ARM build, lint. Each part's seconds can be set.
+#   FUZZ_SECONDS=60 tools/nightly.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+./test.sh asan
+./test.sh tsan
+
+cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DGANGLION_FUZZ=ON \
+      -DGANGLION_TESTS=OFF -DGANGLION_RUST=OFF -DGANGLION_ROOMS="base;platform;kernels;tokenizer;model_config;format;model"
+cmake --build build/fuzz
+mkdir -p build/fuzz/corpus
+build/fuzz/fuzz/gguf_fuzz -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -max_len=400000 \
+      build/fuzz/corpus tests/fixtures/broken
+
+if command -v aarch64-linux-gnu-g++ >/dev/null; then
+  cmake --preset arm64 -DGANGLION_ROOMS="base;platform;kernels;sampling;model_config;neuron_cache;format;async_io;neuron_store;planner;model;neuron_stream;profile"
+  cmake --build build/arm64
+fi
+
+if command -v clang-tidy >/dev/null; then
+  cmake --preset release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+  git ls-files 'src/*.cc' ':!*_test.cc' | xargs -P 2 -n 4 clang-tidy -p build/release --quiet
+fi
