@@ -31,7 +31,9 @@ Region::~Region() {
   platform::release_address_space(data_, limit_);
 }
 
-Region::Region(Region&& other) noexcept { *this = std::move(other); }
+Region::Region(Region&& other) noexcept {
+  *this = std::move(other);
+}
 
 Region& Region::operator=(Region&& other) noexcept {
   std::swap(arena_, other.arena_);
@@ -44,11 +46,13 @@ Region& Region::operator=(Region&& other) noexcept {
 
 Status Region::resize(size_t bytes) {
   const size_t wanted = base::round_up(bytes, kSegmentBytes);
-  if (wanted > limit_ || (wanted > size_ && arena_->committed_bytes_ + (wanted - size_) > arena_->budget_bytes_)) {
-    return Status(Code::kResources,
-                  base::format("%s needs %s, but the arena of %s has %s left", use_.c_str(),
-                               base::format_bytes(wanted).c_str(), base::format_bytes(arena_->budget_bytes_).c_str(),
-                               base::format_bytes(arena_->budget_bytes_ - arena_->committed_bytes_).c_str()));
+  if (wanted > limit_ ||
+      (wanted > size_ && arena_->committed_bytes_ + (wanted - size_) > arena_->budget_bytes_)) {
+    return Status(
+        Code::kResources,
+        base::format("%s needs %s, but the arena of %s has %s left", use_.c_str(),
+                     base::format_bytes(wanted).c_str(), base::format_bytes(arena_->budget_bytes_).c_str(),
+                     base::format_bytes(arena_->budget_bytes_ - arena_->committed_bytes_).c_str()));
   }
   if (wanted > size_) platform::advise_huge_pages(data_ + size_, wanted - size_);
   if (wanted < size_) platform::discard_pages(data_ + wanted, size_ - wanted);

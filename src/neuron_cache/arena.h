@@ -1,6 +1,6 @@
-// The memory that the budget grants, as regions of address space. A region reserves all it could ever need and commits
-// whole segments of 2 MiB as it grows; every committed segment counts against the arena's budget. A use that shrinks
-// gives its last segments back to the system and so to the other uses.
+// The memory that the budget grants, as regions of address space. A region reserves all it could ever need
+// and commits whole segments of 2 MiB as it grows; every committed segment counts against the arena's budget.
+// A use that shrinks gives its last segments back to the system and so to the other uses.
 #pragma once
 
 #include <cstddef>

@@ -6,17 +6,20 @@
 namespace ganglion::neuron_cache {
 
 namespace {
-// A use counts half after about 256 tokens: topics change slower than that, and a static list would not follow.
+// A use counts half after about 256 tokens: topics change slower than that, and a static list would not
+// follow.
 constexpr float kGrowthPerTick = 1.0027F;
 constexpr float kRenormalise = 1e20F;
 }  // namespace
 
-BlockCache::BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint32_t group_count, size_t slot_bytes)
+BlockCache::BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint32_t group_count,
+                       size_t slot_bytes)
     : first_block_(first_block), group_of_(std::move(group_of)), slot_bytes_(slot_bytes) {
   GANGLION_CHECK(slot_bytes % 4096 == 0);
   slot_of_.resize(group_of_.empty() ? group_count : group_of_.size(), kNone);
   group_blocks_.resize(group_count);
-  for (uint32_t i = 0; i < slot_of_.size(); ++i) group_blocks_[group_of_.empty() ? i : group_of_[i]].push_back(i);
+  for (uint32_t i = 0; i < slot_of_.size(); ++i)
+    group_blocks_[group_of_.empty() ? i : group_of_[i]].push_back(i);
   group_resident_.resize(group_count, 0);
   heat_.resize(group_count, 0);
 }
@@ -42,9 +45,9 @@ bool BlockCache::try_set_memory(std::span<uint8_t> memory) {
 uint8_t* BlockCache::begin_load(BlockId block, bool force) {
   GANGLION_CHECK(state(block) == BlockState::kAbsent);
   const uint32_t group = group_of(block);
-  if (free_.empty() &&
-      !evict_coldest(group, force ? std::numeric_limits<float>::infinity() : heat_[group])) {
-    return nullptr;
+  if (free_.empty()) {
+    const float below = force ? std::numeric_limits<float>::infinity() : heat_[group];
+    if (!evict_coldest(group, below) && !(force && evict_one_of(group))) return nullptr;
   }
   const uint32_t slot = free_.back();
   free_.pop_back();
@@ -89,6 +92,12 @@ void BlockCache::drop(BlockId block) {
   }
 }
 
+void BlockCache::keep(BlockId block) {
+  const uint32_t slot = slot_of_[block - first_block_];
+  GANGLION_CHECK(slot != kNone && slots_[slot].loading);
+  slots_[slot].dropped = false;
+}
+
 void BlockCache::tick() {
   increment_ *= kGrowthPerTick;
   if (increment_ < kRenormalise) return;
@@ -101,22 +110,32 @@ bool BlockCache::evict_coldest(uint32_t but_group, float below) {
   float least = below;
   for (uint32_t group = 0; group < heat_.size(); ++group) {
     if (group_resident_[group] == 0 || group == but_group || !(heat_[group] < least)) continue;
-    bool evictable = false;
-    for (const uint32_t block : group_blocks_[group]) {
-      const uint32_t slot = slot_of_[block];
-      if (slot != kNone && !slots_[slot].loading && slots_[slot].pins == 0) evictable = true;
-    }
-    if (!evictable) continue;
+    const std::vector<uint32_t>& blocks = group_blocks_[group];
+    if (std::none_of(blocks.begin(), blocks.end(),
+                     [&](uint32_t block) { return evictable(slot_of_[block]); }))
+      continue;
     coldest = group;
     least = heat_[group];
   }
   if (coldest == kNone) return false;
   for (const uint32_t block : group_blocks_[coldest]) {
     const uint32_t slot = slot_of_[block];
-    if (slot == kNone || slots_[slot].loading || slots_[slot].pins > 0) continue;
+    if (!evictable(slot)) continue;
     free_slot(slot);
     ++evictions_;
   }
+  return true;
+}
+
+// The last one: a group is used from its first block on, so that the first ones are what the next use meets
+// first.
+bool BlockCache::evict_one_of(uint32_t group) {
+  const std::vector<uint32_t>& blocks = group_blocks_[group];
+  const auto last =
+      std::find_if(blocks.rbegin(), blocks.rend(), [&](uint32_t b) { return evictable(slot_of_[b]); });
+  if (last == blocks.rend()) return false;
+  free_slot(slot_of_[*last]);
+  ++evictions_;
   return true;
 }
 

@@ -59,6 +59,76 @@ TEST(BlockCache, HeatFades) {
   EXPECT_FLOAT_EQ(cache.heat(1), 1.0F);
 }
 
+// Loads `block` at once; its slot, or null.
+uint8_t* load(BlockCache& cache, BlockId block, bool force = true) {
+  uint8_t* slot = cache.begin_load(block, force);
+  if (slot != nullptr) cache.complete(block, true, slot);
+  return slot;
+}
+
+TEST(BlockCache, AGroupLargerThanTheCacheDisplacesItsOwnLastBlocks) {
+  std::vector<uint8_t> memory(3 * kSlot);
+  BlockCache cache(0, {0, 0, 0, 0, 0}, 1, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  cache.touch_group(0);
+  for (BlockId block : {0U, 1U, 2U}) ASSERT_NE(load(cache, block), nullptr);
+  EXPECT_EQ(cache.begin_load(3, false), nullptr) << "only by force";
+  ASSERT_NE(cache.pin(2), nullptr);
+  ASSERT_NE(load(cache, 3), nullptr);
+  EXPECT_EQ(cache.state(2), BlockState::kResident) << "pinned";
+  EXPECT_EQ(cache.state(1), BlockState::kAbsent);
+  EXPECT_EQ(cache.state(0), BlockState::kResident) << "the next use begins with it";
+  ASSERT_NE(cache.pin(0), nullptr);
+  ASSERT_NE(cache.pin(3), nullptr);
+  EXPECT_EQ(cache.begin_load(4, true), nullptr) << "all are pinned";
+  for (BlockId block : {0U, 2U, 3U}) cache.unpin(block);
+}
+
+TEST(BlockCache, ForceNeverTakesALoadingSlot) {
+  std::vector<uint8_t> memory(2 * kSlot);
+  BlockCache cache(0, {}, 4, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  ASSERT_NE(cache.begin_load(0, true), nullptr);
+  ASSERT_NE(cache.begin_load(1, true), nullptr);
+  cache.drop(1);
+  EXPECT_EQ(cache.begin_load(2, true), nullptr) << "the device still writes into a dropped block's slot";
+  cache.complete(1, true, memory.data());
+  EXPECT_NE(cache.begin_load(2, true), nullptr);
+}
+
+TEST(BlockCache, ADroppedLoadCanBeKeptAfterAll) {
+  std::vector<uint8_t> memory(kSlot);
+  BlockCache cache(0, {}, 2, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  uint8_t* slot = cache.begin_load(0, true);
+  EXPECT_FALSE(cache.dropped(0));
+  cache.drop(0);
+  EXPECT_TRUE(cache.dropped(0));
+  EXPECT_EQ(cache.state(0), BlockState::kLoading);
+  cache.keep(0);
+  EXPECT_FALSE(cache.dropped(0));
+  cache.complete(0, true, slot);
+  EXPECT_EQ(cache.state(0), BlockState::kResident);
+  cache.drop(0);
+  EXPECT_EQ(cache.state(0), BlockState::kAbsent);
+  EXPECT_FALSE(cache.dropped(0)) << "only a loading block can be";
+}
+
+TEST(BlockCache, ABlockDroppedWhilePinnedStaysUntilTheLastPinIsGone) {
+  std::vector<uint8_t> memory(kSlot);
+  BlockCache cache(0, {}, 2, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  const uint8_t* slot = load(cache, 0);
+  ASSERT_EQ(cache.pin(0), slot);
+  ASSERT_EQ(cache.pin(0), slot);
+  cache.drop(0);
+  cache.unpin(0);
+  EXPECT_EQ(cache.begin_load(1, true), nullptr);
+  cache.unpin(0);
+  EXPECT_EQ(cache.state(0), BlockState::kAbsent);
+  EXPECT_NE(cache.begin_load(1, false), nullptr);
+}
+
 // Random operations against a naive model of states and pins.
 TEST(BlockCache, RandomOperationsAgreeWithANaiveModel) {
   constexpr uint32_t kBlocks = 12;
@@ -79,7 +149,7 @@ TEST(BlockCache, RandomOperationsAgreeWithANaiveModel) {
     if (pins[block] > 0) {
       ASSERT_EQ(state, BlockState::kResident);
     }
-    switch (random() % 7) {
+    switch (random() % 8) {
       case 0:
       case 1:
         if (state == BlockState::kAbsent) {
@@ -118,6 +188,12 @@ TEST(BlockCache, RandomOperationsAgreeWithANaiveModel) {
           if (state == BlockState::kLoading) dropped.insert(block);
         }
         break;
+      case 7:
+        if (state == BlockState::kLoading) {
+          cache.keep(block);
+          dropped.erase(block);
+        }
+        break;
       case 6:
         cache.touch_group(block / 3);
         cache.tick();
@@ -126,6 +202,9 @@ TEST(BlockCache, RandomOperationsAgreeWithANaiveModel) {
           if (cache.try_set_memory(std::span(memory).first(wanted * kSlot))) slots = wanted;
         }
         break;
+    }
+    if (loading.count(block) > 0) {
+      ASSERT_EQ(cache.dropped(block), dropped.count(block) == 1);
     }
     ASSERT_EQ(cache.slot_count(), slots);
     ASSERT_LE(loading.size(), slots);

@@ -47,7 +47,8 @@ size_t NeuronStream::expert_slot_bytes(const WeightStore& store, BlockId dense_b
   return store.slot_bytes(dense_blocks, static_cast<BlockId>(store.block_count()));
 }
 
-Result<std::unique_ptr<NeuronStream>> NeuronStream::create(const WeightStore& store, async_io::ReadQueue& queue,
+Result<std::unique_ptr<NeuronStream>> NeuronStream::create(const WeightStore& store,
+                                                           async_io::ReadQueue& queue,
                                                            neuron_cache::Arena& arena, StreamConfig config) {
   std::unique_ptr<NeuronStream> stream(new NeuronStream(store, queue, std::move(config)));
   GANGLION_RETURN_IF_ERROR(stream->commit_memory(arena));
@@ -69,13 +70,15 @@ Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
 
   const size_t ring_slot = ring_slot_bytes(store_, config_.dense_blocks);
   ring_ = std::make_unique<BlockCache>(0, std::vector<uint32_t>{}, config_.dense_blocks, ring_slot);
-  GANGLION_ASSIGN_OR_RETURN(ring_region_, Region::reserve(arena, config_.ring_slots * ring_slot, "the staging ring"));
+  GANGLION_ASSIGN_OR_RETURN(ring_region_,
+                            Region::reserve(arena, config_.ring_slots * ring_slot, "the staging ring"));
   GANGLION_RETURN_IF_ERROR(ring_region_.resize(config_.ring_slots * ring_slot));
   GANGLION_CHECK(ring_->try_set_memory(ring_region_.bytes().first(config_.ring_slots * ring_slot)));
 
   size_t expert_slot = async_io::kIoAlignment;
   if (config_.expert_groups > 0) expert_slot = expert_slot_bytes(store_, config_.dense_blocks);
-  experts_ = std::make_unique<BlockCache>(config_.dense_blocks, config_.expert_group, config_.expert_groups, expert_slot);
+  experts_ = std::make_unique<BlockCache>(config_.dense_blocks, config_.expert_group, config_.expert_groups,
+                                          expert_slot);
   GANGLION_ASSIGN_OR_RETURN(expert_region_,
                             Region::reserve(arena, config_.expert_slots * expert_slot, "the expert cache"));
   GANGLION_RETURN_IF_ERROR(expert_region_.resize(config_.expert_slots * expert_slot));
@@ -92,7 +95,8 @@ Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
 }
 
 Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
-  // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed without gaps.
+  // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed without
+  // gaps.
   struct Load {
     ReadOp op;
     uint8_t* to = nullptr;
@@ -130,8 +134,10 @@ Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), 
   }
   bool cached = true;  // Until the page cache lacks a block.
   for (const BlockId id : config_.resident) {
+    if (error.ok() && progress != nullptr && !progress(context, done, total)) {
+      error = Status(Code::kCancelled, "interrupted");
+    }
     if (!error.ok()) break;
-    if (progress != nullptr && !progress(context, done, total)) error = Status(Code::kCancelled, "interrupted");
     const Block block = store_.block(id);
     const platform::File& file = store_.file(store_.matrix(block.matrix).shard);
     cached = cached && async_io::try_read_cached(file, block.offset, {resident_data_[id], block.bytes});
@@ -158,9 +164,14 @@ void NeuronStream::begin_pass(bool output, bool next_output) {
   output_[pass_ % 2] = output;
   output_[(pass_ + 1) % 2] = next_output;
   std::fill(asked_.begin(), asked_.end(), false);
-  poll();
-  if (!output && cursor_pass_ == pass_) {
-    // The head was read ahead for nothing.
+  queue_.poll(false);
+  if (cursor_pass_ < pass_) {
+    // The pass before was not read to its end.
+    cursor_pass_ = pass_;
+    cursor_ = 0;
+  }
+  if (!output) {
+    // If the head was read ahead, then for nothing.
     const size_t end = config_.streamed.size() - config_.streamed_tail;
     for (size_t i = end; i < config_.streamed.size(); ++i) ring_->drop(config_.streamed[i]);
     cursor_ = std::min(cursor_, end);
@@ -169,10 +180,16 @@ void NeuronStream::begin_pass(bool output, bool next_output) {
 }
 
 void NeuronStream::restart() {
+  while (queue_.in_flight() > 0) queue_.poll(true);
   for (const BlockId id : config_.streamed) ring_->drop(id);
   cursor_ = 0;
   cursor_pass_ = pass_ + 1;
   error_ = base::ok_status();
+}
+
+bool NeuronStream::in_memory(BlockId block) const {
+  if (resident_data_[block] != nullptr) return true;
+  return (is_expert(block) ? *experts_ : *ring_).state(block) == BlockState::kResident;
 }
 
 const uint8_t* NeuronStream::try_pin(BlockId block) {
@@ -202,9 +219,13 @@ void NeuronStream::request(BlockId block) {
   if (experts_->state(block) == BlockState::kAbsent) start_read(*experts_, block, true, Priority::kUrgent);
 }
 
-void NeuronStream::poll() { queue_.poll(false); }
+void NeuronStream::poll() {
+  queue_.poll(false);
+  pump();
+}
 
 Status NeuronStream::wait(BlockId first_needed) {
+  if (error_.ok() && in_memory(first_needed)) return base::ok_status();
   if (queue_.in_flight() == 0 && error_.ok()) {
     if (is_expert(first_needed)) {
       request(first_needed);
@@ -215,16 +236,19 @@ Status NeuronStream::wait(BlockId first_needed) {
   }
   const int64_t start = platform::now_ns();
   if (error_.ok()) queue_.poll(true);
+  pump();
   stats_.wait_ns += platform::now_ns() - start;
   return std::exchange(error_, base::ok_status());
 }
 
 bool NeuronStream::start_read(BlockCache& cache, BlockId block, bool force, Priority priority) {
-  if (free_reads_ == nullptr) return false;
+  const bool expert = &cache == experts_.get();
+  if (free_reads_ == nullptr || (expert && expert_reads_ + config_.ring_slots >= reads_.size())) return false;
   uint8_t* memory = cache.begin_load(block, force);
   if (memory == nullptr) return false;
   BlockRead* read = free_reads_;
   free_reads_ = read->next_free;
+  expert_reads_ += expert ? 1 : 0;
   read->cache = &cache;
   read->block = block;
   store_.describe_read(block, &read->op);
@@ -240,8 +264,10 @@ bool NeuronStream::start_read(BlockCache& cache, BlockId block, bool force, Prio
 void NeuronStream::read_done(ReadOp* op) {
   auto* read = static_cast<BlockRead*>(op->context);
   NeuronStream& stream = *read->stream;
+  const bool wanted = !read->cache->dropped(read->block);
   read->cache->complete(read->block, op->status.ok(), async_io::wanted(*op));
-  if (!op->status.ok() && stream.error_.ok()) stream.error_ = op->status;
+  if (wanted && !op->status.ok() && stream.error_.ok()) stream.error_ = op->status;
+  stream.expert_reads_ -= read->cache == stream.experts_.get() ? 1 : 0;
   read->next_free = stream.free_reads_;
   stream.free_reads_ = read;
 }
@@ -260,8 +286,13 @@ void NeuronStream::pump() {
       continue;
     }
     const BlockId block = config_.streamed[cursor_];
-    if (ring_->state(block) != BlockState::kAbsent) return;  // Still there from the pass before.
-    if (!start_read(*ring_, block, false, Priority::kNormal)) return;
+    if (ring_->dropped(block)) {
+      ring_->keep(block);  // Dropped while it was being read, and now wanted after all.
+    } else if (ring_->state(block) != BlockState::kAbsent) {
+      return;  // Still there for this pass.
+    } else if (!start_read(*ring_, block, false, Priority::kNormal)) {
+      return;
+    }
     ++cursor_;
   }
 }
@@ -275,9 +306,13 @@ void NeuronStream::seek(BlockId block) {
   pump();
 }
 
-void NeuronStream::use_expert(uint32_t group) { experts_->touch_group(group); }
+void NeuronStream::use_expert(uint32_t group) {
+  experts_->touch_group(group);
+}
 
-void NeuronStream::tick() { experts_->tick(); }
+void NeuronStream::tick() {
+  experts_->tick();
+}
 
 StreamStats NeuronStream::stats() const {
   StreamStats stats = stats_;

@@ -1,8 +1,18 @@
 // Joins store and caches: pins a block now if it is in memory, or has it read. Three kinds of blocks:
 //   resident  chosen by the plan, loaded at start, never leaves
-//   streamed  dense blocks that every pass touches in the same order: read ahead in that order, across the end of a
+//   streamed  dense blocks that every pass touches in the same order: read ahead in that order, across the
+//   end of a
 //             pass, into a ring of slots; used once and dropped
 //   expert    read when routed, kept by decayed use counts of its expert
+//
+//   Read-ahead of streamed blocks is a cursor (pass, place in the order). It moves on while the ring has free
+//   slots, to the end of the pass after the current one at most:
+//
+//     begin_pass: cursor >= start of this pass; a head that is not wanted is dropped
+//     unpin:      the slot is free again -> the cursor moves on
+//     wait:       nothing is being read, so the cursor has passed `first_needed` -> back to it, ring dropped
+//     restart:    everything is read out and dropped -> start of the next pass
+//
 // Owned by the engine's thread, which alone calls it; reads run in the queue's threads or the kernel.
 #pragma once
 
@@ -35,12 +45,12 @@ struct StreamConfig {
 };
 
 struct StreamStats {
-  uint64_t device_bytes = 0;    ///< Read from the device, widening included.
-  uint64_t cached_bytes = 0;    ///< Taken from the page cache.
+  uint64_t device_bytes = 0;  ///< Read from the device, widening included.
+  uint64_t cached_bytes = 0;  ///< Taken from the page cache.
   uint64_t reads = 0;
-  uint64_t expert_hits = 0;     ///< Expert blocks found in memory when first asked for.
+  uint64_t expert_hits = 0;  ///< Expert blocks found in memory when first asked for.
   uint64_t expert_misses = 0;
-  int64_t wait_ns = 0;          ///< Time in wait().
+  int64_t wait_ns = 0;  ///< Time in wait().
 };
 
 class NeuronStream {
@@ -48,8 +58,8 @@ class NeuronStream {
   /// Commits the memory of ring, residents and expert cache. `store` and `queue` must outlive it.
   /// Errors: kResources.
   static base::Result<std::unique_ptr<NeuronStream>> create(const neuron_store::WeightStore& store,
-                                                            async_io::ReadQueue& queue, neuron_cache::Arena& arena,
-                                                            StreamConfig config);
+                                                            async_io::ReadQueue& queue,
+                                                            neuron_cache::Arena& arena, StreamConfig config);
   ~NeuronStream();
   NeuronStream(const NeuronStream&) = delete;
   NeuronStream& operator=(const NeuronStream&) = delete;
@@ -59,13 +69,15 @@ class NeuronStream {
   static size_t ring_slot_bytes(const neuron_store::WeightStore& store, BlockId dense_blocks);
   static size_t expert_slot_bytes(const neuron_store::WeightStore& store, BlockId dense_blocks);
 
-  /// Reads all resident blocks, calling progress(context, done, total) now and then; false stops with kCancelled.
-  /// Errors: those of a read.
+  /// Reads all resident blocks, calling progress(context, done, total) now and then; false stops with
+  /// kCancelled. Errors: those of a read.
   base::Status load_resident(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context);
 
-  /// A pass over the model begins; whether this and the next one compute the output head decides what is read ahead.
+  /// A pass over the model begins; whether this and the next one compute the output head decides what is read
+  /// ahead.
   void begin_pass(bool output, bool next_output);
-  /// The pass was given up: read-ahead starts over from the first layer.
+  /// The pass was given up: waits for what is being read, forgets errors, and starts read-ahead over from the
+  /// first layer with the next pass.
   void restart();
 
   /// The block's bytes, pinned, if they are in memory; else null.
@@ -73,8 +85,10 @@ class NeuronStream {
   void unpin(BlockId block);
   /// Has an absent block read as soon as there is room for it. Streamed blocks come by themselves.
   void request(BlockId block);
-  /// Sleeps until a read completes. `first_needed` is a block that the caller cannot go on without: if nothing is on
-  /// its way, its read is started. Errors: those of any read since the last call.
+  /// Sleeps until a read completes. `first_needed` is a block that the caller cannot go on without: if
+  /// nothing is on its way, its read is started. Returns at once if it is in memory. Requires: no streamed
+  /// block pinned and at least one expert slot unpinned. Errors: those of any read since the last call whose
+  /// block is still wanted.
   base::Status wait(BlockId first_needed);
   /// Runs completions that are ready.
   void poll();
@@ -98,6 +112,7 @@ class NeuronStream {
   NeuronStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue, StreamConfig config);
   base::Status commit_memory(neuron_cache::Arena& arena);
   bool is_expert(BlockId block) const { return block >= config_.dense_blocks; }
+  bool in_memory(BlockId block) const;
   bool start_read(neuron_cache::BlockCache& cache, BlockId block, bool force, async_io::Priority priority);
   static void read_done(async_io::ReadOp* op);
   void pump();
@@ -109,17 +124,18 @@ class NeuronStream {
   neuron_cache::Region resident_region_;
   neuron_cache::Region ring_region_;
   neuron_cache::Region expert_region_;
-  std::vector<uint8_t*> resident_data_;     // by block; null if not resident
+  std::vector<uint8_t*> resident_data_;  // by block; null if not resident
   std::unique_ptr<neuron_cache::BlockCache> ring_;
   std::unique_ptr<neuron_cache::BlockCache> experts_;
-  std::vector<size_t> order_of_;            // place in config_.streamed by dense block
-  std::vector<bool> asked_;                 // by expert block: counted as hit or miss in this pass
-  size_t cursor_ = 0;                       // next of config_.streamed to read
-  uint64_t pass_ = 0;                       // passes begun
-  uint64_t cursor_pass_ = 1;                // the pass that cursor_ belongs to
-  bool output_[2] = {true, true};           // by pass parity: whether it computes the head
+  std::vector<size_t> order_of_;   // place in config_.streamed by dense block
+  std::vector<bool> asked_;        // by expert block: counted as hit or miss in this pass
+  size_t cursor_ = 0;              // next of config_.streamed to read
+  uint64_t pass_ = 0;              // passes begun
+  uint64_t cursor_pass_ = 1;       // the pass that cursor_ belongs to
+  bool output_[2] = {true, true};  // by pass parity: whether it computes the head
   std::vector<BlockRead> reads_;
   BlockRead* free_reads_ = nullptr;
+  size_t expert_reads_ = 0;  // under way; limited, so that read-ahead always finds a read
   base::Status error_;
   StreamStats stats_;
 };
