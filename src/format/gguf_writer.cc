@@ -1,0 +1,160 @@
+#include "format/gguf_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/units.h"
+
+namespace ganglion::format {
+
+using base::Code;
+using base::Status;
+
+namespace {
+// Numbers of value kinds in the file.
+constexpr uint32_t kUint32 = 4;
+constexpr uint32_t kInt32 = 5;
+constexpr uint32_t kFloat32 = 6;
+constexpr uint32_t kBool = 7;
+constexpr uint32_t kString = 8;
+constexpr uint32_t kArray = 9;
+}  // namespace
+
+GgufWriter::~GgufWriter() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  ::unlink((path_ + ".part").c_str());
+}
+
+void GgufWriter::put(const void* bytes, size_t count) {
+  metadata_.append(static_cast<const char*>(bytes), count);
+}
+
+void GgufWriter::put_string(const std::string& text) {
+  const uint64_t length = text.size();
+  put(&length, sizeof length);
+  put(text.data(), text.size());
+}
+
+void GgufWriter::put_key(const std::string& key, uint32_t kind) {
+  put_string(key);
+  put(&kind, sizeof kind);
+  ++key_count_;
+}
+
+void GgufWriter::put_array(const std::string& key, uint32_t kind, uint64_t count) {
+  put_key(key, kArray);
+  put(&kind, sizeof kind);
+  put(&count, sizeof count);
+}
+
+void GgufWriter::add_uint(const std::string& key, uint32_t value) {
+  put_key(key, kUint32);
+  put(&value, sizeof value);
+}
+
+void GgufWriter::add_float(const std::string& key, float value) {
+  put_key(key, kFloat32);
+  put(&value, sizeof value);
+}
+
+void GgufWriter::add_bool(const std::string& key, bool value) {
+  put_key(key, kBool);
+  const uint8_t byte = value ? 1 : 0;
+  put(&byte, 1);
+}
+
+void GgufWriter::add_string(const std::string& key, const std::string& value) {
+  put_key(key, kString);
+  put_string(value);
+}
+
+void GgufWriter::add_strings(const std::string& key, const std::vector<std::string>& values) {
+  put_array(key, kString, values.size());
+  for (const std::string& value : values) put_string(value);
+}
+
+void GgufWriter::add_floats(const std::string& key, const std::vector<float>& values) {
+  put_array(key, kFloat32, values.size());
+  put(values.data(), values.size() * sizeof(float));
+}
+
+void GgufWriter::add_ints(const std::string& key, const std::vector<int32_t>& values) {
+  put_array(key, kInt32, values.size());
+  put(values.data(), values.size() * sizeof(int32_t));
+}
+
+void GgufWriter::add_tensor(const std::string& name, base::TensorType type,
+                            const std::vector<uint64_t>& dims) {
+  Tensor tensor{name, type, dims, data_bytes_, base::row_bytes(type, dims[0])};
+  for (size_t i = 1; i < dims.size(); ++i) tensor.bytes *= dims[i];
+  data_bytes_ = base::round_up(data_bytes_ + tensor.bytes, alignment_);
+  tensors_.push_back(std::move(tensor));
+}
+
+Status GgufWriter::raw_write(const void* bytes, size_t count) {
+  if (std::fwrite(bytes, 1, count, file_) == count) return base::ok_status();
+  return Status(Code::kIo, "cannot write '" + path_ + ".part': " + std::strerror(errno));
+}
+
+Status GgufWriter::begin_data() {
+  if (alignment_ != 32) add_uint("general.alignment", static_cast<uint32_t>(alignment_));
+  const std::string part = path_ + ".part";
+  file_ = std::fopen(part.c_str(), "wb");
+  if (file_ == nullptr) return Status(Code::kIo, "cannot create '" + part + "': " + std::strerror(errno));
+  std::string keys;
+  std::swap(keys, metadata_);
+  const uint32_t version = 3;
+  const uint64_t tensor_count = tensors_.size();
+  put("GGUF", 4);
+  put(&version, sizeof version);
+  put(&tensor_count, sizeof tensor_count);
+  put(&key_count_, sizeof key_count_);
+  put(keys.data(), keys.size());
+  for (const Tensor& tensor : tensors_) {
+    put_string(tensor.name);
+    const auto dim_count = static_cast<uint32_t>(tensor.dims.size());
+    put(&dim_count, sizeof dim_count);
+    put(tensor.dims.data(), tensor.dims.size() * sizeof(uint64_t));
+    put(&tensor.type, sizeof(uint32_t));
+    put(&tensor.offset, sizeof tensor.offset);
+  }
+  metadata_.resize(base::round_up(metadata_.size(), alignment_), '\0');
+  const Status status = raw_write(metadata_.data(), metadata_.size());
+  std::string().swap(metadata_);
+  return status;
+}
+
+Status GgufWriter::write(std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    GANGLION_CHECK(current_ < tensors_.size());
+    const Tensor& tensor = tensors_[current_];
+    const auto step = static_cast<size_t>(std::min<uint64_t>(bytes.size(), tensor.bytes - current_done_));
+    GANGLION_RETURN_IF_ERROR(raw_write(bytes.data(), step));
+    bytes = bytes.subspan(step);
+    current_done_ += step;
+    if (current_done_ < tensor.bytes) continue;
+    const std::vector<uint8_t> padding(base::round_up(tensor.bytes, alignment_) - tensor.bytes, 0);
+    GANGLION_RETURN_IF_ERROR(raw_write(padding.data(), padding.size()));
+    ++current_;
+    current_done_ = 0;
+  }
+  return base::ok_status();
+}
+
+Status GgufWriter::finish() {
+  GANGLION_CHECK(current_ == tensors_.size());
+  const bool closed = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
+  const bool really = std::fclose(file_) == 0 && closed;
+  file_ = nullptr;
+  const std::string part = path_ + ".part";
+  if (really && std::rename(part.c_str(), path_.c_str()) == 0) return base::ok_status();
+  const Status status(Code::kIo, "cannot write '" + path_ + "': " + std::strerror(errno));
+  ::unlink(part.c_str());
+  return status;
+}
+
+}  // namespace ganglion::format
