@@ -33,6 +33,9 @@ Result<uint64_t> parse_budget(const std::string& text) {
   if (bytes.value() == 0)
     return Status(Code::kInvalidArgument, "--mem 0 leaves nothing to run in - try --mem min");
   const uint64_t limit = std::min(limits.cgroup_limit_bytes, limits.rlimit_bytes);
+  // The kernel rounds a limit down to whole pages: what was asked for is then still meant.
+  constexpr uint64_t kPage = 4096;
+  if (bytes.value() > limit && bytes.value() - limit < kPage) return limit;
   if (bytes.value() > limit) {
     return Status(
         Code::kResources,
