@@ -1,6 +1,7 @@
 #include "async_io/read_step.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -38,10 +39,16 @@ Status describe(const ReadOp& op, const char* what) {
 }
 
 Status truncated(const ReadOp& op) {
+  uint64_t end = begin_of(op) + op.progress;
+  struct stat info = {};
+  // Where nothing at all came, the end lies further ahead.
+  if (op.progress == 0 && ::fstat(op.file->fd(), &info) == 0) {
+    end = std::min(end, static_cast<uint64_t>(info.st_size));
+  }
   return Status(
       Code::kModelFile,
       base::format("'%s' ends at byte %llu, but %.*s needs bytes up to %llu - the file is truncated",
-                   op.file->path().c_str(), static_cast<unsigned long long>(begin_of(op) + op.progress),
+                   op.file->path().c_str(), static_cast<unsigned long long>(end),
                    static_cast<int>(op.label.size()), op.label.data(),
                    static_cast<unsigned long long>(op.offset + op.needed)));
 }
