@@ -129,9 +129,11 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
   const bool fixed_context = request.context > 0;
   size_t context = fixed_context ? request.context : std::min(sizes.context_trained, kDefaultContext);
   if (request.budget_bytes == 0) {
+    if (!fixed_context) context = std::min(context, kLeastContext);
     const size_t chunk = request.chunk > 0 ? request.chunk : std::min(kMinimumChunk, context);
     Plan plan = fixed_part(sizes, request, context, chunk);
     plan.budget_bytes = plan.planned_bytes();
+    plan.context_lowered = !fixed_context && context < std::min(sizes.context_trained, kDefaultContext);
     share_out(sizes, &plan);
     return plan;
   }
