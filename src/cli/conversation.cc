@@ -53,7 +53,8 @@ Result<AnswerFacts> Conversation::answer(int64_t most) {
   return facts;
 }
 
-Status Conversation::evaluate_prompt(const std::vector<int32_t>& prompt, AnswerFacts* facts) {
+Status Conversation::evaluate_prompt(Generator& generator, const std::vector<int32_t>& prompt,
+                                     AnswerFacts* facts) {
   size_t common = 0;
   while (common < evaluated_.size() && common + 1 < prompt.size() && evaluated_[common] == prompt[common])
     ++common;
@@ -61,58 +62,57 @@ Status Conversation::evaluate_prompt(const std::vector<int32_t>& prompt, AnswerF
     session_.reset();
     common = 0;
   }
-  evaluated_.assign(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(common));
   facts->prompt_tokens = prompt.size() - common;
   const double start = now_s();
-  const Status status = session_.evaluate({prompt.data() + common, facts->prompt_tokens}, &interrupted());
+  const std::span<const int32_t> all(prompt);
+  const Status status = generator.prompt(all.first(common), all.subspan(common), &interrupted());
   facts->prompt_s = now_s() - start;
-  if (status.code() == Code::kCancelled) {
-    evaluated_.resize(session_.position() <= prompt.size() ? session_.position() : 0);
-    std::copy_n(prompt.begin(), evaluated_.size(), evaluated_.begin());
-    facts->interrupted = true;
-    return ok_status();
-  }
-  if (status.ok()) evaluated_ = prompt;
-  return status;
+  facts->interrupted = status.code() == Code::kCancelled;
+  return facts->interrupted ? ok_status() : status;
 }
 
-Result<AnswerFacts> Conversation::generate(std::vector<int32_t> prompt, int64_t most, std::string* text) {
-  AnswerFacts facts;
-  const Status evaluated = evaluate_prompt(prompt, &facts);
-  if (!evaluated.ok()) return evaluated;
-  sampler_.reset();
-  sampler_.add_prompt(prompt);
+Status Conversation::generate_answer(Generator& generator, int64_t most, std::string* text,
+                                     AnswerFacts* facts) {
   const std::unique_ptr<TextStream> stream = engine_.text().new_stream(false);
-  const EngineStats before = engine_.stats();
-  const double start = now_s();
   const auto show = [&](const std::string& piece) {
     *text += piece;
     return write_out(piece);
   };
-  while (!facts.interrupted && (most < 0 || static_cast<int64_t>(facts.answer_tokens) < most)) {
-    const Result<int32_t> token = sampler_.sample(session_.logits());
-    if (!token.ok()) return token.status();
-    if (engine_.text().is_end_of_generation(token.value())) break;
-    ++facts.answer_tokens;
-    Status status = sampler_.accept(token.value());
-    if (status.ok()) status = show(stream->push(token.value()));
-    if (!status.ok()) return status;
-    if (static_cast<int64_t>(facts.answer_tokens) == most) break;
-    facts.context_full = session_.position() == session_.context();
-    if (facts.context_full) break;
-    const int32_t next = token.value();
-    status = session_.evaluate({&next, 1}, &interrupted());
-    facts.interrupted = status.code() == Code::kCancelled || interrupted();
-    if (!status.ok() && status.code() != Code::kCancelled) return status;
-    if (status.ok()) evaluated_.push_back(next);
+  bool ended = false;
+  while (!ended && !facts->interrupted && (most < 0 || static_cast<int64_t>(facts->answer_tokens) < most)) {
+    facts->context_full = facts->answer_tokens > 0 && session_.position() == session_.context();
+    if (facts->context_full) break;
+    const size_t left = most < 0 ? SIZE_MAX : static_cast<size_t>(most) - facts->answer_tokens;
+    const Result<std::span<const int32_t>> tokens = generator.step(left, &interrupted());
+    facts->interrupted = interrupted();
+    if (tokens.status().code() == Code::kCancelled) break;
+    if (!tokens.ok()) return tokens.status();
+    for (const int32_t token : tokens.value()) {
+      ended = engine_.text().is_end_of_generation(token);
+      if (ended) break;
+      ++facts->answer_tokens;
+      const Status status = show(stream->push(token));
+      if (!status.ok()) return status;
+    }
   }
-  const Status status = show(stream->finish() + "\n");
+  return show(stream->finish());
+}
+
+Result<AnswerFacts> Conversation::generate(std::vector<int32_t> prompt, int64_t most, std::string* text) {
+  AnswerFacts facts;
+  Generator generator(session_, sampler_, generation_);
+  Status status = evaluate_prompt(generator, prompt, &facts);
+  const EngineStats before = engine_.stats();
+  const double start = now_s();
+  if (status.ok()) status = generate_answer(generator, most, text, &facts);
+  evaluated_.assign(generator.history().begin(), generator.history().end());
+  if (status.ok()) status = write_out("\n");
   if (!status.ok()) return status;
-  if (!text->empty()) text->pop_back();
   const EngineStats after = engine_.stats();
   facts.answer_s = now_s() - start;
   facts.answer_io_bytes = after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;
   facts.answer_wait_ns = after.io_wait_ns - before.io_wait_ns;
+  facts.generation = generator.stats();
   return facts;
 }
 
@@ -123,14 +123,18 @@ std::string facts_text(const AnswerFacts& facts, const PlanSummary& plan) {
   const double tokens = std::max<double>(1, static_cast<double>(facts.answer_tokens));
   const MemoryPeak peak = memory_peak();
   char line[320];
+  char drafts[80] = "";
+  if (facts.generation.drafted > 0) {
+    std::snprintf(drafts, sizeof drafts, " | drafts %zu of %zu right", facts.generation.accepted,
+                  facts.generation.drafted);
+  }
   std::snprintf(line, sizeof line,
                 "[prompt %zu tokens, %.1f/s | answer %zu tokens, %.1f/s | read %s per token, waited %.1f ms "
-                "per token | "
-                "peak memory %s of %s]\n",
+                "per token%s | peak memory %s of %s]\n",
                 facts.prompt_tokens, rate(facts.prompt_tokens, facts.prompt_s), facts.answer_tokens,
                 rate(facts.answer_tokens, facts.answer_s),
                 bytes_text(static_cast<double>(facts.answer_io_bytes) / tokens).c_str(),
-                static_cast<double>(facts.answer_wait_ns) / 1e6 / tokens,
+                static_cast<double>(facts.answer_wait_ns) / 1e6 / tokens, drafts,
                 bytes_text(static_cast<double>(peak.resident_bytes)).c_str(),
                 bytes_text(static_cast<double>(plan.budget_bytes)).c_str());
   return line;

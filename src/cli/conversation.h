@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "ganglion/generation.h"
 #include "ganglion/sampling.h"
 
 namespace ganglion::cli {
@@ -18,14 +19,15 @@ struct AnswerFacts {
   double answer_s = 0;
   uint64_t answer_io_bytes = 0;
   int64_t answer_wait_ns = 0;
+  GenerationStats generation;
   bool context_full = false;
   bool interrupted = false;
 };
 
 class Conversation {
  public:
-  Conversation(Engine& engine, Session& session, Sampler& sampler)
-      : engine_(engine), session_(session), sampler_(sampler) {}
+  Conversation(Engine& engine, Session& session, Sampler& sampler, const GenerationOptions& generation)
+      : engine_(engine), session_(session), sampler_(sampler), generation_(generation) {}
 
   /// Continues `prompt` as it is. Text goes to stdout as it comes. `most`: tokens, negative for no limit.
   Result<AnswerFacts> complete(const std::string& prompt, int64_t most);
@@ -38,11 +40,13 @@ class Conversation {
 
  private:
   Result<AnswerFacts> generate(std::vector<int32_t> prompt, int64_t most, std::string* text);
-  Status evaluate_prompt(const std::vector<int32_t>& prompt, AnswerFacts* facts);
+  Status evaluate_prompt(Generator& generator, const std::vector<int32_t>& prompt, AnswerFacts* facts);
+  Status generate_answer(Generator& generator, int64_t most, std::string* text, AnswerFacts* facts);
 
   Engine& engine_;
   Session& session_;
   Sampler& sampler_;
+  GenerationOptions generation_;
   std::string template_;
   nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
   std::vector<int32_t> evaluated_;  ///< What the session holds.

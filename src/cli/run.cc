@@ -19,6 +19,7 @@ struct RunFlags {
   std::string prompt_file;
   std::string system_prompt;
   std::string template_file;
+  std::string draft = "auto";
   int64_t most = -1;
   bool raw = false;
   bool single_turn = false;
@@ -51,6 +52,21 @@ void report(const RunFlags& flags, const AnswerFacts& facts, const PlanSummary& 
     std::fprintf(stderr, "note: the context of %zu tokens is full - raise it with -c\n", plan.context);
   }
   if (!flags.model.quiet) std::fprintf(stderr, "\n%s", facts_text(facts, plan).c_str());
+}
+
+// Tokens to draft per pass: a number, "off", or "auto" where every pass reads weights from disk.
+constexpr size_t kAutoDraft = 4;
+constexpr size_t kMostDraft = 16;
+
+Result<size_t> draft_tokens(const std::string& text) {
+  if (text == "auto") return kAutoDraft;
+  if (text == "off") return size_t{0};
+  char* end = nullptr;
+  const long count = std::strtol(text.c_str(), &end, 10);
+  if (end == text.c_str() || *end != 0 || count < 0 || count > static_cast<long>(kMostDraft)) {
+    return Status(Code::kInvalidArgument, "--draft '" + text + "' is not auto, off or 0 to 16");
+  }
+  return static_cast<size_t>(count);
 }
 
 // One line, or several between lines of """. False at the end of the input.
@@ -110,6 +126,9 @@ int run_run(RunFlags& flags) {
   if (given && prompt.value().empty() && !flags.raw) {
     return fail(Status(Code::kInvalidArgument, "the prompt is empty"));
   }
+  const Result<size_t> draft = draft_tokens(flags.draft);
+  if (!draft.ok()) return fail(draft.status());
+  flags.model.engine.logit_rows = draft.value() + 1;
   Result<std::unique_ptr<Engine>> opened = open_engine(flags.model);
   if (!opened.ok()) return fail(opened.status());
   Engine& engine = *opened.value();
@@ -134,7 +153,10 @@ int run_run(RunFlags& flags) {
   }
   Result<std::unique_ptr<Session>> session = engine.new_session();
   if (!session.ok()) return fail(session.status());
-  Conversation conversation(engine, *session.value(), *sampler.value());
+  const bool drafts = flags.draft != "auto" || engine.plan().streamed_bytes_per_token > 0;
+  Conversation conversation(
+      engine, *session.value(), *sampler.value(),
+      {.most_drafted = drafts ? draft.value() : 0, .always_draft = flags.draft != "auto"});
   conversation.set_template(source.value());
   if (!flags.system_prompt.empty()) conversation.add_message("system", flags.system_prompt);
   if (!given) return chat(flags, engine.plan(), conversation);
@@ -158,6 +180,9 @@ void register_run(CLI::App& app, CommandBody* body) {
   command->add_flag("--raw,--no-conversation", flags->raw,
                     "Continue the prompt as it is, without the chat template");
   command->add_option("--chat-template-file", flags->template_file, "Jinja template instead of the model's");
+  command
+      ->add_option("--draft", flags->draft, "Tokens to draft per pass by prompt lookup: auto, off or 0 to 16")
+      ->capture_default_str();
   flags->sampling.add_to(*command);
   command->callback([flags, body] { *body = [flags] { return run_run(*flags); }; });
 }

@@ -64,6 +64,15 @@ class Answers(Cli):
                      ["--mem", "min", "--no-direct-io"], ["--chunk", "1"]):
             self.assertEqual(answer(MODEL, *args).stdout, expected.stdout, args)
 
+    def test_drafts_change_speed_only(self):
+        for seed in ("1", "2"):
+            args = ["run", "-m", MODEL, "--raw", "-p", "a b a b a b a b", "-n", "60", "-s", seed, "--temp", "0.3", "--mem", "min",
+                    "--ignore-eos"]
+            plain = ganglion(*args, "--draft", "off")
+            drafted = ganglion(*args, "--draft", "8")
+            self.assertEqual(plain.stdout, drafted.stdout)
+            self.assertRegex(drafted.stderr, r"drafts \d+ of [1-9]\d* right")
+
     def test_one_seed_one_text(self):
         texts = {ganglion("run", "-m", MODEL, "--raw", "-p", "a", "-n", "30", "-s", "7", "-q", *args).stdout
                  for args in ([], ["--mem", "min"], ["-t", "1"], ["--chunk", "2"])}
