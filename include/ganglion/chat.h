@@ -1,0 +1,41 @@
+// Chat templates: a conversation to the text that a model was trained on. Used by cli/ and server/.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "ganglion/error.h"
+
+namespace ganglion {
+
+/// Whether this build can render chat templates (it has the Rust library).
+bool chat_available();
+
+/// Renders a Jinja template, as `tokenizer.chat_template` holds it, like transformers' apply_chat_template
+/// does.
+///
+/// `request_json` is a JSON object of these fields and no others, in UTF-8; the order of keys within is kept:
+///   "messages": [{"role": ..., "content": ...}, ...]
+///   "tools": [...] or null
+///   "kwargs": {...}          further variables: add_generation_prompt, enable_thinking, documents, ...
+///   "special_tokens": {...}  variables bos_token, eos_token, ...; kwargs win
+///   "now": "2025-03-14T15:09:26" or null  local time for strftime_now; null or absent: the clock
+/// Messages are shown to the template as they are: leaving out keys that are null, and turning lists of text
+/// parts into a string for templates that want one, is the caller's.
+///
+/// Errors: kInvalidArgument: the request is malformed, or the template refuses it or cannot render it; then
+/// the
+///           message has the template's own words (raise_exception).
+///         kModelFile: the template does not parse; with the line.
+///         kUnsupported: it uses a filter, test, function or method that nothing here knows, with the line;
+///         or this
+///           build has no chat templates.
+///         kResources: more than 1 MiB of template, 64 MiB of request or of text, 20 million steps, or
+///         recursion that
+///           is too deep.
+///         kInternal: a bug in the template library.
+/// There is no fallback to another template. Cost: parses the template each time, well below a millisecond
+/// for usual ones. Runs on a thread of its own with 16 MiB of address space for the stack. Thread-safe.
+Result<std::string> render_chat(std::string_view template_source, std::string_view request_json);
+
+}  // namespace ganglion
