@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ganglion/engine.h"
 #include "ganglion/error.h"
 
 namespace ganglion {
@@ -42,5 +43,34 @@ struct DoctorReport {
 /// Measures for a few seconds. Reads `disk_path` (a large file); if it is empty, a temporary file of 256 MiB
 /// in the working directory, removed after. Errors: kIo, kNotFound; kResources where the disk is full.
 Result<DoctorReport> examine_machine(const std::string& disk_path);
+
+/// What a prediction needs to know of a machine and the disk that a model lies on.
+struct MachineRates {
+  int threads = 0;
+  double memory_bytes_per_s = 0;   ///< Read by `threads` threads.
+  double disk_bytes_per_s = 0;     ///< Blocks of 512 KiB, 8 under way.
+  double multiply_adds_per_s = 0;  ///< Of the kernel for `weight_type`, many tokens at once.
+  std::string weight_type;
+  int64_t measured_unix_s = 0;
+};
+
+/// Takes under a second. Errors: kIo, kModelFile.
+Result<MachineRates> measure_rates(const PlanSummary& plan);
+
+/// Rates measured before on this machine, disk, thread count and type, if at most `most_age_s` old; kept in
+/// `cache_dir`.
+Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary& plan, int64_t most_age_s);
+Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates);
+
+struct Prediction {
+  double decode_tokens_per_s = 0;
+  double prefill_tokens_per_s = 0;
+  std::string decode_limit;   ///< "memory bandwidth" or "disk".
+  std::string prefill_limit;  ///< "compute" or "disk".
+};
+
+/// Pure. The cost model: a pass costs the longer of reading and computing; expert caches are assumed cold by
+/// the share of experts that does not fit.
+Prediction predict(const PlanSummary& plan, const MachineRates& rates);
 
 }  // namespace ganglion

@@ -41,7 +41,11 @@ struct PlanSummary {
   uint64_t resident_weight_bytes = 0;
   uint64_t streamed_bytes_per_token = 0;  ///< Dense weights read for each pass.
   uint64_t expert_bytes_per_token = 0;    ///< Expert weights touched by a token, cached or not.
+  uint64_t expert_bytes = 0;              ///< All experts.
   uint64_t expert_cache_bytes = 0;
+  uint64_t multiply_adds_per_token = 0;   ///< Of weight matrices, the head excluded.
+  std::string weight_type;                ///< The type that most of them have.
+  std::string first_file;                 ///< A file of the model.
   bool streams = false;
   size_t context = 0;
   size_t context_trained = 0;

@@ -123,7 +123,8 @@ class Bench {
   Measured measured_;
 };
 
-ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measured& m) {
+ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measured& m,
+                   const Prediction* prediction) {
   const double tokens = std::max<double>(1, static_cast<double>(m.decode_ms.size()));
   const double asked = static_cast<double>(m.hits + m.misses);
   const double dense = static_cast<double>(plan.resident_weight_bytes + plan.streamed_bytes_per_token);
@@ -146,10 +147,12 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
           {"io_bytes_per_token", static_cast<double>(m.decode_io_bytes) / tokens},
           {"io_wait_ms_per_token", static_cast<double>(m.decode_wait_ns) / 1e6 / tokens},
           {"cache_hit_rate", hit_rate},
-          {"predicted_decode_tokens_per_s", nullptr}};
+          {"predicted_decode_tokens_per_s",
+           prediction == nullptr ? ordered_json() : ordered_json(prediction->decode_tokens_per_s)}};
 }
 
-std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Measured& m) {
+std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Measured& m,
+                     const Prediction* prediction) {
   char line[512];
   std::string text =
       "| model | budget | threads | isa | test | t/s | read per token | I/O wait per token |\n"
@@ -173,7 +176,14 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
                   static_cast<double>(m.decode_wait_ns) / 1e6 / tokens);
     text += line;
   }
-  return text + "\npeak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +
+  text += "\n";
+  if (prediction != nullptr) {
+    std::snprintf(line, sizeof line, "predicted: pp %.2f (%s), tg %.2f (%s)\n",
+                  prediction->prefill_tokens_per_s, prediction->prefill_limit.c_str(),
+                  prediction->decode_tokens_per_s, prediction->decode_limit.c_str());
+    text += line;
+  }
+  return text + "peak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +
          budget + "\n";
 }
 
@@ -197,15 +207,17 @@ int run_bench(BenchFlags& flags) {
   if (!engine.ok()) return fail(engine.status());
   Result<std::unique_ptr<Session>> session = engine.value()->new_session();
   if (!session.ok()) return fail(session.status());
+  const Result<Prediction> predicted = predict_speed(engine.value()->plan());
   Bench bench(flags, *engine.value(), *session.value());
   const Result<Measured> measured = bench.run();
   if (!measured.ok()) return fail(measured.status());
   const PlanSummary& plan = engine.value()->plan();
-  const ordered_json all = facts(flags, plan, measured.value());
+  const Prediction* prediction = predicted.ok() ? &predicted.value() : nullptr;
+  const ordered_json all = facts(flags, plan, measured.value(), prediction);
   const std::string text = flags.output == "json"    ? all.dump(1) + "\n"
                            : flags.output == "jsonl" ? all.dump() + "\n"
                            : flags.output == "csv"   ? csv(all)
-                                                     : markdown(flags, plan, measured.value());
+                                                     : markdown(flags, plan, measured.value(), prediction);
   const Status written = write_out(text);
   return written.ok() ? 0 : fail(written);
 }

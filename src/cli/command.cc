@@ -107,7 +107,13 @@ Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
   if (!engine.ok()) return engine;
   for (const std::string& note : engine.value()->plan().notes)
     std::fprintf(stderr, "note: %s\n", note.c_str());
-  if (!flags.quiet) std::fprintf(stderr, "%s", plan_text(engine.value()->plan()).c_str());
+  if (!flags.quiet) {
+    const PlanSummary& plan = engine.value()->plan();
+    // A model that is all in memory starts at once; what it will do is no surprise.
+    Result<Prediction> prediction = Status(Code::kNotFound, "not asked for");
+    if (plan.streams) prediction = predict_speed(plan);
+    std::fprintf(stderr, "%s", plan_text(plan, prediction.ok() ? &prediction.value() : nullptr).c_str());
+  }
   const bool progress = ::isatty(STDERR_FILENO) != 0 && !flags.quiet;
   const Status loaded = engine.value()->load(progress ? show_progress : stop_if_interrupted, nullptr);
   if (progress) std::fprintf(stderr, "\r%30s\r", "");
@@ -127,7 +133,28 @@ std::string bytes_text(double bytes) {
   return text;
 }
 
-std::string plan_text(const PlanSummary& plan) {
+Result<Prediction> predict_speed(const PlanSummary& plan) {
+  constexpr int64_t kHour = 3600;
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  std::string folder;
+  if (cache != nullptr && *cache != 0) {
+    folder = std::string(cache) + "/ganglion";
+  } else if (home != nullptr && *home != 0) {
+    folder = std::string(home) + "/.cache/ganglion";
+  }
+  Result<MachineRates> rates = Status(Code::kNotFound, "no cache folder");
+  if (!folder.empty()) rates = load_rates(folder, plan, kHour);
+  if (!rates.ok()) {
+    rates = measure_rates(plan);
+    if (!rates.ok()) return rates.status();
+    // Only a saving of time: a folder that cannot be written to is no error.
+    if (!folder.empty()) (void)save_rates(folder, plan, rates.value());
+  }
+  return predict(plan, rates.value());
+}
+
+std::string plan_text(const PlanSummary& plan, const Prediction* prediction) {
   std::string text;
   const auto line = [&](const std::string& name, uint64_t bytes) {
     char out[160];
@@ -147,6 +174,13 @@ std::string plan_text(const PlanSummary& plan) {
           std::to_string(plan.context) + " of " + std::to_string(plan.context_trained) + " (" + plan.kv_type +
           "), chunk " + std::to_string(plan.chunk) + ", " + std::to_string(plan.threads) + " threads, " +
           plan.isa + ", " + plan.io + "\n";
+  if (prediction != nullptr) {
+    char out[200];
+    std::snprintf(out, sizeof out, "  predicted: prompt %.1f tokens/s (%s), answer %.1f tokens/s (%s)\n",
+                  prediction->prefill_tokens_per_s, prediction->prefill_limit.c_str(),
+                  prediction->decode_tokens_per_s, prediction->decode_limit.c_str());
+    text += out;
+  }
   return text;
 }
 

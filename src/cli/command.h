@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ganglion/doctor.h"
 #include "ganglion/engine.h"
 
 namespace ganglion::cli {
@@ -30,8 +31,11 @@ Result<Overrides> parse_overrides(const std::vector<std::string>& texts);
 /// Opens, prints the plan to stderr (unless quiet), loads with progress on a terminal.
 Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags);
 
-/// The plan as lines of text.
-std::string plan_text(const PlanSummary& plan);
+/// What this machine makes of a plan, by rates of the last hour; else measures them, for under a second.
+Result<Prediction> predict_speed(const PlanSummary& plan);
+
+/// The plan as lines of text; `prediction` may be null.
+std::string plan_text(const PlanSummary& plan, const Prediction* prediction);
 
 /// Set by SIGINT and SIGTERM; a second signal ends the process at once with 130.
 std::atomic<bool>& interrupted();

@@ -108,7 +108,7 @@ int run_verify(const std::string& path, bool sha256) {
   return written.ok() ? code : fail(written);
 }
 
-std::string plan_json(const PlanSummary& plan) {
+std::string plan_json(const PlanSummary& plan, const Prediction* prediction) {
   ordered_json out = {{"architecture", plan.architecture},
                       {"model_bytes", plan.model_bytes},
                       {"budget_bytes", plan.budget_bytes},
@@ -128,6 +128,12 @@ std::string plan_json(const PlanSummary& plan) {
   out["kv_type"] = plan.kv_type;
   out["io"] = plan.io;
   out["notes"] = plan.notes;
+  if (prediction != nullptr) {
+    out["predicted_decode_tokens_per_s"] = prediction->decode_tokens_per_s;
+    out["predicted_prefill_tokens_per_s"] = prediction->prefill_tokens_per_s;
+    out["decode_limit"] = prediction->decode_limit;
+    out["prefill_limit"] = prediction->prefill_limit;
+  }
   return out.dump(1) + "\n";
 }
 
@@ -137,7 +143,9 @@ int run_plan(ModelFlags& flags, bool json) {
   const Result<std::unique_ptr<Engine>> engine = Engine::open(flags.engine);
   if (!engine.ok()) return fail(engine.status());
   const PlanSummary& plan = engine.value()->plan();
-  std::string text = json ? plan_json(plan) : plan_text(plan);
+  const Result<Prediction> predicted = predict_speed(plan);
+  const Prediction* prediction = predicted.ok() ? &predicted.value() : nullptr;
+  std::string text = json ? plan_json(plan, prediction) : plan_text(plan, prediction);
   if (!json) {
     for (const std::string& note : plan.notes) text += "note: " + note + "\n";
   }

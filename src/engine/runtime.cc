@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "base/units.h"
@@ -243,8 +244,30 @@ Status Runtime::make_plan() {
   return base::ok_status();
 }
 
+// Sums multiply-adds of a token over the matrices and finds their commonest type.
+void Runtime::summarise_matrices() {
+  const std::set<uint32_t> experts = expert_matrices(weights_);
+  std::map<base::TensorType, uint64_t> by_type;
+  for (uint32_t i = 0; i < weights_.matrices.size(); ++i) {
+    if (i == weights_.output.index) continue;
+    const TensorInfo& tensor = file_->tensors()[weights_.matrices[i]];
+    uint64_t used = tensor.elements();
+    if (experts.count(i) != 0) {
+      summary_.expert_bytes += tensor.bytes;
+      used = used / config_.moe.expert_count * config_.moe.used_count;
+    }
+    summary_.multiply_adds_per_token += used;
+    by_type[tensor.type] += used;
+  }
+  const auto most = std::max_element(by_type.begin(), by_type.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  summary_.weight_type = base::tensor_type_info(most->first).name;
+  summary_.first_file = file_->shards().front().path;
+}
+
 void Runtime::summarise() {
   PlanSummary& s = summary_;
+  summarise_matrices();
   s.budget_bytes = plan_.budget_bytes;
   s.planned_bytes = plan_.planned_bytes();
   s.items = {{"process and kernel", plan_.process_bytes},

@@ -42,6 +42,7 @@ class Runtime {
   uint64_t process_bytes() const;
   planner::ModelSizes model_sizes();
   void summarise();
+  void summarise_matrices();
   base::Status load_vectors(std::span<uint8_t> memory);
   neuron_stream::StreamConfig stream_config() const;
 

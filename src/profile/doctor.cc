@@ -15,6 +15,7 @@
 #include "platform/cpu.h"
 #include "platform/file.h"
 #include "platform/memory.h"
+#include "profile/disk_sampler.h"
 #include "profile/memory_bandwidth.h"
 
 namespace ganglion {
@@ -50,63 +51,6 @@ Status write_temporary(const std::string& path) {
   return status;
 }
 
-/// Keeps `depth` reads of one size under way for a while.
-class DiskSampler {
- public:
-  DiskSampler(async_io::ReadQueue& queue, const platform::File& file, uint8_t* memory)
-      : queue_(queue), file_(file), memory_(memory) {}
-
-  Result<DiskSample> run(uint64_t read_bytes, int depth, bool sequential) {
-    read_bytes_ = read_bytes;
-    sequential_ = sequential;
-    places_ = file_.size() / read_bytes;
-    if (places_ == 0)
-      return Status(Code::kInvalidArgument, "'" + file_.path() + "' is too small to measure with");
-    std::vector<async_io::ReadOp> ops(static_cast<size_t>(depth));
-    deadline_ns_ = platform::now_ns() + kSampleNs;
-    const int64_t start = platform::now_ns();
-    done_bytes_ = 0;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      ops[i].memory = memory_ + i * read_bytes;
-      start_read(&ops[i]);
-    }
-    while (queue_.in_flight() > 0) queue_.poll(true);
-    if (!error_.ok()) return error_;
-    const double seconds = static_cast<double>(platform::now_ns() - start) / 1e9;
-    return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds};
-  }
-
- private:
-  void start_read(async_io::ReadOp* op) {
-    random_ = random_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    const uint64_t place = sequential_ ? next_++ % places_ : (random_ >> 20) % places_;
-    op->file = &file_;
-    op->offset = place * read_bytes_;
-    op->needed = read_bytes_;
-    op->context = this;
-    op->label = "disk measurement";
-    op->done = [](async_io::ReadOp* finished) {
-      auto* self = static_cast<DiskSampler*>(finished->context);
-      if (!finished->status.ok()) self->error_ = finished->status;
-      self->done_bytes_ += finished->needed;
-      if (self->error_.ok() && platform::now_ns() < self->deadline_ns_) self->start_read(finished);
-    };
-    queue_.submit({&op, 1});
-  }
-
-  async_io::ReadQueue& queue_;
-  const platform::File& file_;
-  uint8_t* memory_;
-  uint64_t read_bytes_ = 0;
-  bool sequential_ = false;
-  uint64_t places_ = 0;
-  uint64_t next_ = 0;
-  uint64_t random_ = 1;
-  uint64_t done_bytes_ = 0;
-  int64_t deadline_ns_ = 0;
-  Status error_;
-};
-
 Status measure_disk(const std::string& path, DoctorReport* report) {
   struct Case {
     uint64_t bytes;
@@ -123,9 +67,10 @@ Status measure_disk(const std::string& path, DoctorReport* report) {
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
                             neuron_cache::Region::reserve(arena, 16 * base::kMiB, "disk measurement"));
   GANGLION_RETURN_IF_ERROR(memory.resize(16 * base::kMiB));
-  DiskSampler sampler(*queue, file, memory.data());
+  profile::DiskSampler sampler(*queue, file, memory.data());
   for (const Case& c : kCases) {
-    GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(c.bytes, c.depth, c.sequential));
+    GANGLION_ASSIGN_OR_RETURN(const DiskSample sample,
+                              sampler.run(c.bytes, c.depth, c.sequential, kSampleNs));
     report->disk.push_back(sample);
   }
   report->io = std::string(queue->name());

@@ -1,0 +1,50 @@
+#include "profile/disk_sampler.h"
+
+#include <vector>
+
+#include "platform/clock.h"
+
+namespace ganglion::profile {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+Result<DiskSample> DiskSampler::run(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns) {
+  read_bytes_ = read_bytes;
+  sequential_ = sequential;
+  places_ = file_.size() / read_bytes;
+  if (places_ == 0)
+    return Status(Code::kInvalidArgument, "'" + file_.path() + "' is too small to measure with");
+  std::vector<async_io::ReadOp> ops(static_cast<size_t>(depth));
+  deadline_ns_ = platform::now_ns() + duration_ns;
+  const int64_t start = platform::now_ns();
+  done_bytes_ = 0;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    ops[i].memory = memory_ + i * read_bytes;
+    start_read(&ops[i]);
+  }
+  while (queue_.in_flight() > 0) queue_.poll(true);
+  if (!error_.ok()) return error_;
+  const double seconds = static_cast<double>(platform::now_ns() - start) / 1e9;
+  return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds};
+}
+
+void DiskSampler::start_read(async_io::ReadOp* op) {
+  random_ = random_ * 6364136223846793005ULL + 1442695040888963407ULL;
+  const uint64_t place = sequential_ ? next_++ % places_ : (random_ >> 20) % places_;
+  op->file = &file_;
+  op->offset = place * read_bytes_;
+  op->needed = read_bytes_;
+  op->context = this;
+  op->label = "disk measurement";
+  op->done = [](async_io::ReadOp* finished) {
+    auto* self = static_cast<DiskSampler*>(finished->context);
+    if (!finished->status.ok()) self->error_ = finished->status;
+    self->done_bytes_ += finished->needed;
+    if (self->error_.ok() && platform::now_ns() < self->deadline_ns_) self->start_read(finished);
+  };
+  queue_.submit({&op, 1});
+}
+
+}  // namespace ganglion::profile

@@ -1,0 +1,159 @@
+// Rates of this machine, kept for an hour, and what they predict for a plan.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include "base/tensor_type.h"
+#include "base/units.h"
+#include "ganglion/doctor.h"
+#include "kernels/kernel_table.h"
+#include "kernels/random_blocks.h"
+#include "neuron_cache/arena.h"
+#include "platform/clock.h"
+#include "platform/cpu.h"
+#include "profile/disk_sampler.h"
+#include "profile/memory_bandwidth.h"
+
+namespace ganglion {
+
+namespace {
+
+constexpr int64_t kProbeNs = 200'000'000;
+
+// Multiply-adds per second of one thread on a matrix that stays in cache, 64 tokens at once.
+double measure_kernel(const base::TensorTypeInfo& type, const std::string& isa) {
+  constexpr size_t kRows = 64;
+  constexpr size_t kColumns = 2048;
+  constexpr size_t kTokens = 64;
+  const kernels::KernelTable* table = kernels::select_table(isa);
+  if (table == nullptr) table = &kernels::reference_table();
+  const kernels::ActivationForm form = kernels::activation_form(type.type);
+  const size_t row_bytes = base::row_bytes(type.type, kColumns);
+  const size_t x_bytes = kernels::activation_row_bytes(form, kColumns);
+  std::vector<uint8_t> weights(kRows * row_bytes);
+  uint64_t random = 7;
+  kernels::fill_random_blocks(type.type, kRows * kColumns, &random, weights.data());
+  std::vector<float> floats(kColumns);
+  kernels::fill_random_floats(kColumns, &random, floats.data());
+  constexpr size_t kAlign = 64;
+  std::vector<uint8_t> x(kTokens * x_bytes + kAlign);
+  uint8_t* aligned = x.data() + (kAlign - reinterpret_cast<uintptr_t>(x.data()) % kAlign) % kAlign;
+  for (size_t t = 0; t < kTokens; ++t)
+    table->store_activation(form, floats.data(), kColumns, aligned + t * x_bytes);
+  std::vector<float> out(kTokens * kRows);
+  const kernels::MatmulArgs args = {weights.data(), row_bytes, kRows,      kColumns, aligned,
+                                    x_bytes,        kTokens,   out.data(), kRows};
+  const int64_t start = platform::now_ns();
+  double done = 0;
+  while (platform::now_ns() - start < kProbeNs / 2) {
+    table->matmul[static_cast<size_t>(type.type)](args);
+    done += static_cast<double>(kRows * kColumns * kTokens);
+  }
+  return done * 1e9 / static_cast<double>(platform::now_ns() - start);
+}
+
+Result<double> measure_disk_rate(const std::string& path) {
+  constexpr uint64_t kReadBytes = 512 * base::kKiB;
+  constexpr int kDepth = 8;
+  GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
+  const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
+  const uint64_t read_bytes =
+      std::min(kReadBytes, base::round_up(file.size() / 8 + 1, async_io::kIoAlignment));
+  neuron_cache::Arena arena(kReadBytes * kDepth);
+  GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
+                            neuron_cache::Region::reserve(arena, kReadBytes * kDepth, "disk measurement"));
+  GANGLION_RETURN_IF_ERROR(memory.resize(kReadBytes * kDepth));
+  profile::DiskSampler sampler(*queue, file, memory.data());
+  GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(read_bytes, kDepth, true, kProbeNs));
+  return sample.bytes_per_s;
+}
+
+// One file per device, thread count, kernels and type.
+std::string cache_path(const std::string& cache_dir, const PlanSummary& plan) {
+  struct stat info = {};
+  const unsigned long long device =
+      ::stat(plan.first_file.c_str(), &info) == 0 ? static_cast<unsigned long long>(info.st_dev) : 0;
+  return cache_dir + base::format("/rates-%llx-%d-%s-%s", device, plan.threads, plan.isa.c_str(),
+                                  plan.weight_type.c_str());
+}
+
+}  // namespace
+
+Result<MachineRates> measure_rates(const PlanSummary& plan) {
+  MachineRates rates;
+  rates.threads = plan.threads;
+  rates.weight_type = plan.weight_type;
+  rates.memory_bytes_per_s = profile::measure_memory_bandwidth(plan.threads);
+  GANGLION_ASSIGN_OR_RETURN(rates.disk_bytes_per_s, measure_disk_rate(plan.first_file));
+  for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
+    if (type.name == plan.weight_type)
+      rates.multiply_adds_per_s = plan.threads * measure_kernel(type, plan.isa);
+  }
+  rates.measured_unix_s = static_cast<int64_t>(std::time(nullptr));
+  return rates;
+}
+
+Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary& plan, int64_t most_age_s) {
+  const std::string path = cache_path(cache_dir, plan);
+  std::ifstream in(path);
+  MachineRates rates;
+  std::string cpu;
+  in >> rates.measured_unix_s >> rates.memory_bytes_per_s >> rates.disk_bytes_per_s >>
+      rates.multiply_adds_per_s;
+  std::getline(in >> std::ws, cpu);
+  const int64_t age = static_cast<int64_t>(std::time(nullptr)) - rates.measured_unix_s;
+  if (in.fail() || cpu != platform::cpu_model_name() || age < 0 || age > most_age_s ||
+      !(rates.memory_bytes_per_s > 0 && rates.disk_bytes_per_s > 0 && rates.multiply_adds_per_s > 0)) {
+    return Status(Code::kNotFound,
+                  "no rates of the last " + std::to_string(most_age_s) + " s in '" + path + "'");
+  }
+  rates.threads = plan.threads;
+  rates.weight_type = plan.weight_type;
+  return rates;
+}
+
+Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates) {
+  const std::string text = base::format(
+      "%lld %.0f %.0f %.0f\n%s\n", static_cast<long long>(rates.measured_unix_s), rates.memory_bytes_per_s,
+      rates.disk_bytes_per_s, rates.multiply_adds_per_s, platform::cpu_model_name().c_str());
+  ::mkdir(cache_dir.c_str(), 0755);
+  return platform::write_file_atomically(cache_path(cache_dir, plan),
+                                         {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+}
+
+Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
+  const bool experts_resident = plan.expert_bytes > 0 && plan.expert_cache_bytes == 0;
+  const double dense = static_cast<double>(plan.resident_weight_bytes) -
+                       (experts_resident ? static_cast<double>(plan.expert_bytes) : 0) +
+                       static_cast<double>(plan.streamed_bytes_per_token);
+  const double touched = dense + static_cast<double>(plan.expert_bytes_per_token);
+  const double cached = plan.expert_bytes == 0 || experts_resident
+                            ? 1
+                            : std::min(1.0, static_cast<double>(plan.expert_cache_bytes) /
+                                                static_cast<double>(plan.expert_bytes));
+  const double read = static_cast<double>(plan.streamed_bytes_per_token) +
+                      (1 - cached) * static_cast<double>(plan.expert_bytes_per_token);
+  const double memory_s = touched / rates.memory_bytes_per_s;
+  const double disk_s = read / rates.disk_bytes_per_s;
+  Prediction prediction;
+  prediction.decode_tokens_per_s = 1 / std::max(memory_s, disk_s);
+  prediction.decode_limit = disk_s > memory_s ? "disk" : "memory bandwidth";
+  // A chunk reads what is streamed once, and in a mixture all experts that do not fit.
+  const double chunk = static_cast<double>(plan.chunk);
+  const double chunk_read = static_cast<double>(plan.streamed_bytes_per_token) +
+                            (1 - cached) * std::min(static_cast<double>(plan.expert_bytes),
+                                                    chunk * static_cast<double>(plan.expert_bytes_per_token));
+  const double compute_s =
+      chunk * static_cast<double>(plan.multiply_adds_per_token) / rates.multiply_adds_per_s;
+  const double chunk_disk_s = chunk_read / rates.disk_bytes_per_s;
+  prediction.prefill_tokens_per_s = chunk / std::max(compute_s, chunk_disk_s);
+  prediction.prefill_limit = chunk_disk_s > compute_s ? "disk" : "compute";
+  return prediction;
+}
+
+}  // namespace ganglion
