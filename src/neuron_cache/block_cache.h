@@ -1,12 +1,11 @@
 // Which blocks are in memory: slots of one size in a region, their states and pins. Knows no files and starts
-// no reads; neuron_stream does. Eviction takes the block of the coldest group (an expert, or a use-once
-// stream).
+// no reads; neuron_stream does. Eviction takes the coldest group (an expert, or one block of a stream).
 //
 //                 begin_load            complete(ok)
 //        ABSENT -------------> LOADING -------------> RESIDENT <--pin/unpin--> RESIDENT (pins > 0)
 //          ^                      | complete(failed)     |
 //          +----------------------+---- evict (pins = 0) +
-//   A block that is dropped while LOADING becomes ABSENT when its read completes.
+//   A block dropped while LOADING becomes ABSENT when its read completes, unless keep() takes the drop back.
 //
 // Not thread-safe: the engine's thread owns it.
 #pragma once
@@ -62,7 +61,7 @@ class BlockCache {
   /// Takes back the drop of a LOADING block.
   void keep(BlockId block);
 
-  /// Adds one use to a group; older uses count less by `kDecay` per tick().
+  /// Adds one use to a group; older uses count less with every tick().
   void touch_group(uint32_t group) { heat_[group] += increment_; }
   void tick();
   float heat(uint32_t group) const { return heat_[group] / increment_; }

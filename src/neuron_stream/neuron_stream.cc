@@ -95,8 +95,7 @@ Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
 }
 
 Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
-  // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed without
-  // gaps.
+  // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed densely.
   struct Load {
     ReadOp op;
     uint8_t* to = nullptr;

@@ -1,7 +1,6 @@
 // Joins store and caches: pins a block now if it is in memory, or has it read. Three kinds of blocks:
 //   resident  chosen by the plan, loaded at start, never leaves
-//   streamed  dense blocks that every pass touches in the same order: read ahead in that order, across the
-//   end of a
+//   streamed  dense blocks that every pass touches in the same order: read ahead in that order, into the next
 //             pass, into a ring of slots; used once and dropped
 //   expert    read when routed, kept by decayed use counts of its expert
 //
