@@ -70,9 +70,10 @@ Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
 
   const size_t ring_slot = ring_slot_bytes(store_, config_.dense_blocks);
   ring_ = std::make_unique<BlockCache>(0, std::vector<uint32_t>{}, config_.dense_blocks, ring_slot);
-  GANGLION_ASSIGN_OR_RETURN(ring_region_,
-                            Region::reserve(arena, config_.ring_slots * ring_slot, "the staging ring"));
-  GANGLION_RETURN_IF_ERROR(ring_region_.resize(config_.ring_slots * ring_slot));
+  // Resident blocks of any size are loaded through the same memory.
+  const size_t ring_bytes = std::max(config_.ring_slots * ring_slot, loading_slot_bytes());
+  GANGLION_ASSIGN_OR_RETURN(ring_region_, Region::reserve(arena, ring_bytes, "the staging ring"));
+  GANGLION_RETURN_IF_ERROR(ring_region_.resize(ring_bytes));
   GANGLION_CHECK(ring_->try_set_memory(ring_region_.bytes().first(config_.ring_slots * ring_slot)));
 
   size_t expert_slot = async_io::kIoAlignment;
@@ -94,6 +95,12 @@ Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
   return base::ok_status();
 }
 
+size_t NeuronStream::loading_slot_bytes() const {
+  size_t bytes = async_io::kIoAlignment;
+  for (const BlockId id : config_.resident) bytes = std::max(bytes, store_.slot_bytes(id, id + 1));
+  return bytes;
+}
+
 Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
   // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed densely.
   struct Load {
@@ -103,7 +110,7 @@ Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), 
     Status* error = nullptr;
     uint64_t* done = nullptr;
   };
-  const size_t slot_bytes = std::max(ring_->slot_bytes(), experts_->slot_bytes());
+  const size_t slot_bytes = loading_slot_bytes();
   const size_t slots = std::min<size_t>(ring_region_.size() / slot_bytes, 32);
   GANGLION_CHECK(slots > 0);
   std::vector<Load> loads(slots);

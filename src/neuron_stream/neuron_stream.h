@@ -112,6 +112,7 @@ class NeuronStream {
   base::Status commit_memory(neuron_cache::Arena& arena);
   bool is_expert(BlockId block) const { return block >= config_.dense_blocks; }
   bool in_memory(BlockId block) const;
+  size_t loading_slot_bytes() const;
   bool start_read(neuron_cache::BlockCache& cache, BlockId block, bool force, async_io::Priority priority);
   static void read_done(async_io::ReadOp* op);
   void pump();

@@ -269,6 +269,27 @@ TEST_F(NeuronStreamFaultTest, LoadingThatFailsSaysWhyLeavesNoReadBehindAndCanBeR
   }
 }
 
+TEST_F(NeuronStreamFaultTest, AResidentBlockLargerThanTheRingIsLoaded) {
+  constexpr size_t kRow = size_t{3} << 20;
+  const WeightStore store =
+      WeightStore::open({model_.path()}, {{"dense", 0, 0, 64, 3, 1}, {"expert", 0, 4096, kRow, 1, 2}}, 4096)
+          .take();
+  FakeDevice dev({});
+  std::vector<uint8_t> contents(4096 + 2 * kRow);
+  for (size_t i = 0; i < contents.size(); ++i) contents[i] = static_cast<uint8_t>(i * 13 + i / 1000);
+  dev.set_contents(model_.path(), contents);
+  StreamConfig config;
+  config.dense_blocks = 1;
+  config.resident = {0, 1, 2};
+  config.expert_group = {0, 1};
+  config.expert_groups = 2;
+  config.ring_slots = 1;
+  neuron_cache::Arena arena(size_t{64} << 20);
+  auto stream = NeuronStream::create(store, dev, arena, config).take();
+  ASSERT_TRUE(stream->load_resident(nullptr, nullptr).ok());
+  EXPECT_EQ(std::memcmp(stream->try_pin(2), contents.data() + 4096 + kRow, kRow), 0);
+}
+
 TEST_F(NeuronStreamFaultTest, LoadingStopsWhenProgressSaysSo) {
   FakeDevice dev = device({.delivery = Delivery::kRandom});
   TestStream test(model_, dev, model_.config(3, 4, every_other(model_)));
