@@ -48,7 +48,7 @@ Result<DoctorReport> examine_machine(const std::string& disk_path);
 struct MachineRates {
   int threads = 0;
   double memory_bytes_per_s = 0;   ///< Read by `threads` threads.
-  double disk_bytes_per_s = 0;     ///< Blocks of 512 KiB, 8 under way.
+  double disk_bytes_per_s = 0;     ///< Blocks of 512 KiB, 4 under way.
   double multiply_adds_per_s = 0;  ///< Of the kernel for `weight_type`, many tokens at once.
   std::string weight_type;
   int64_t measured_unix_s = 0;

@@ -23,6 +23,7 @@ namespace ganglion {
 namespace {
 
 constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
+constexpr size_t kBandwidthBytes = 256 * base::kMiB;
 constexpr int64_t kSampleNs = 250'000'000;
 
 // A file to read from, filled with bytes that no layer below can compress or leave out.
@@ -95,7 +96,7 @@ Result<DoctorReport> examine_machine(const std::string& disk_path) {
   if (limits.rlimit_bytes != platform::kNoLimit) report.rlimit_bytes = limits.rlimit_bytes;
   report.auto_budget_bytes = platform::auto_budget_bytes(limits);
   for (int threads = 1; threads <= report.threads; threads *= 2) {
-    report.memory.push_back({threads, profile::measure_memory_bandwidth(threads)});
+    report.memory.push_back({threads, profile::measure_memory_bandwidth(threads, kBandwidthBytes)});
   }
   report.disk_file = disk_path;
   if (!disk_path.empty()) {

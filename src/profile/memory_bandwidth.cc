@@ -11,7 +11,6 @@ namespace ganglion::profile {
 
 namespace {
 
-constexpr size_t kBufferBytes = 256 * base::kMiB;
 constexpr size_t kChunkWords = 64 * base::kKiB / sizeof(uint64_t);
 constexpr int64_t kRunNs = 300'000'000;
 
@@ -31,8 +30,8 @@ read_all(const uint64_t* words, size_t count) {
 
 }  // namespace
 
-double measure_memory_bandwidth(int threads) {
-  std::vector<uint64_t> buffer(kBufferBytes / sizeof(uint64_t), 1);
+double measure_memory_bandwidth(int threads, size_t buffer_bytes) {
+  std::vector<uint64_t> buffer(buffer_bytes / sizeof(uint64_t), 1);
   platform::ThreadPool pool(threads);
   std::atomic<uint64_t> sink{0};
   double best = 0;
@@ -43,7 +42,7 @@ double measure_memory_bandwidth(int threads) {
       sink.fetch_add(read_all(buffer.data() + from, to - from), std::memory_order_relaxed);
     });
     const double rate =
-        static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(platform::now_ns() - begin);
+        static_cast<double>(buffer_bytes) * 1e9 / static_cast<double>(platform::now_ns() - begin);
     if (rate > best) best = rate;
   }
   return best;

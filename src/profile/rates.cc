@@ -58,8 +58,9 @@ double measure_kernel(const base::TensorTypeInfo& type, const std::string& isa) 
 }
 
 Result<double> measure_disk_rate(const std::string& path) {
+  // As much as staging takes at least.
   constexpr uint64_t kReadBytes = 512 * base::kKiB;
-  constexpr int kDepth = 8;
+  constexpr int kDepth = 4;
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
   const uint64_t read_bytes =
@@ -88,7 +89,12 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
   MachineRates rates;
   rates.threads = plan.threads;
   rates.weight_type = plan.weight_type;
-  rates.memory_bytes_per_s = profile::measure_memory_bandwidth(plan.threads);
+  // Within the budget: no more than weights will take later.
+  constexpr uint64_t kMostBytes = 256 * base::kMiB;
+  constexpr uint64_t kLeastBytes = base::kMiB;
+  const uint64_t room = plan.resident_weight_bytes + plan.expert_cache_bytes;
+  rates.memory_bytes_per_s =
+      profile::measure_memory_bandwidth(plan.threads, std::clamp(room, kLeastBytes, kMostBytes));
   GANGLION_ASSIGN_OR_RETURN(rates.disk_bytes_per_s, measure_disk_rate(plan.first_file));
   for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
     if (type.name == plan.weight_type)

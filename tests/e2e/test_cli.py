@@ -318,7 +318,8 @@ class Limits(Cli):
                 file.write(str(limit))
             enter = f"echo $$ > {group}/cgroup.procs; exec \"$@\""
             done = subprocess.run(["bash", "-c", enter, "-", PROGRAM, *args], capture_output=True, text=True, check=False,
-                                  stdin=subprocess.DEVNULL, errors="replace", timeout=120)
+                                  stdin=subprocess.DEVNULL, errors="replace", timeout=120,
+                                  env={**os.environ, "XDG_CACHE_HOME": self.dir})
             with open(os.path.join(group, "memory.max_usage_in_bytes"), encoding="utf-8") as file:
                 return done, int(file.read())
         finally:
@@ -353,13 +354,25 @@ class Limits(Cli):
                                         str(budget)).stdout)
             self.assertLessEqual(facts["peak_rss_bytes"], budget)
 
+    @unittest.skipUnless(has_cgroup(), "SKIPPED: no memory cgroup can be made here")
+    def test_measuring_the_machine_takes_no_more_than_the_budget(self):
+        budget = 40 << 20
+        done, peak = self.run_in_cgroup(budget, "run", "-m", MODEL, "--raw", "-p", "the cat", "-n", "5", "--mem", str(budget))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLessEqual(peak, budget)
+        smallest = json.loads(ganglion("plan", "-m", MODEL, "--mem", "min", "--json").stdout)["budget_bytes"]
+        facts = json.loads(ganglion("bench", "-m", MODEL, "-p", "8", "-n", "4", "-r", "1", "-o", "json", "--mem",
+                                    str(smallest + (1 << 20)), env={"XDG_CACHE_HOME": self.dir}).stdout)
+        self.assertLessEqual(facts["peak_rss_bytes"], smallest + (1 << 20))
+
     def test_nothing_is_written(self):
         before = set(os.listdir(os.path.dirname(MODEL)))
+        env = {**os.environ, "XDG_CACHE_HOME": "", "HOME": ""}
         code = ("import subprocess,sys,resource\n"
                 "subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
                 "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock)")
         done = subprocess.run([sys.executable, "-c", code, PROGRAM, "run", "-m", MODEL, "--raw", "-p", "a", "-n", "10", "--mem",
-                               "min"], capture_output=True, text=True, check=False, cwd=self.dir)
+                               "min"], capture_output=True, text=True, check=False, cwd=self.dir, env=env)
         self.assertEqual(done.stdout.strip(), "0")
         self.assertEqual(before, set(os.listdir(os.path.dirname(MODEL))))
         self.assertEqual(os.listdir(self.dir), [])
