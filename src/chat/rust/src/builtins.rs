@@ -1,7 +1,7 @@
 //! Filters, tests and methods where minijinja differs from jinja2 and Python.
 
-use crate::python::{display, split_lines, List};
-use crate::source::{MAKE_DICT, MAKE_LIST};
+use crate::python::{adopt, display, split_lines, Dict, List};
+use crate::source::{EAGER, KEEP, MAKE_DICT, MAKE_LIST};
 use crate::tojson::tojson;
 use minijinja::value::{from_args, Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -21,7 +21,7 @@ pub fn install(env: &mut Environment) {
     env.add_filter("count", length);
     env.add_filter("items", items);
     env.add_filter("join", join);
-    env.add_filter("list", |value: &Value| Ok::<_, Error>(List::value(value.try_iter()?.collect())));
+    env.add_filter("list", List::of);
     env.add_test("iterable", |value: &Value| {
         !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain)
     });
@@ -30,12 +30,23 @@ pub fn install(env: &mut Environment) {
         matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
     });
     env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
-    env.add_function(MAKE_LIST, |value: &Value| Ok::<_, Error>(List::value(value.try_iter()?.collect())));
-    env.add_function(MAKE_DICT, |value: &Value| {
-        let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
-        crate::python::Dict::value(pairs.into_iter().flatten().collect())
+    env.add_function(MAKE_LIST, List::of);
+    env.add_function(MAKE_DICT, Dict::of);
+    env.add_function(KEEP, adopt);
+    env.add_function(EAGER, eager);
+    env.add_function("namespace", |value: Option<Value>| match value {
+        Some(value) => minijinja::functions::namespace(Some(Dict::of(&value)?)),
+        None => minijinja::functions::namespace(None),
     });
     env.remove_global("debug");
+}
+
+/// A slice is a list of its own at once, as in Python.
+fn eager(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::Iterable => List::of(&value),
+        _ => Ok(value),
+    }
 }
 
 /// Python's len(): 0 for what is undefined.

@@ -47,7 +47,7 @@ impl Text {
 
 /// Rendering runs on a thread of its own, so that the depth a template may reach does not depend on the stack of
 /// whoever calls. Only touched pages cost memory.
-const STACK_BYTES: usize = 16 << 20;
+const STACK_BYTES: usize = 64 << 20;
 
 fn panic_text(payload: Box<dyn Any + Send>) -> Failure {
     let text = payload

@@ -1,23 +1,89 @@
 //! Lists and dicts that behave and print as Python's, because templates are written for it.
 
 use indexmap::IndexMap;
-use minijinja::value::{from_args, Enumerator, Object, ObjectRepr, Value, ValueKind};
+use minijinja::value::{from_args, DynObject, Enumerator, Object, ObjectRepr, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
+use std::cell::Cell;
+use std::cmp::Ordering;
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A template that lets a list grow to more is taken for a runaway.
 const MAX_LIST: usize = 1 << 20;
+/// Lists and dicts put into others by one rendering: the depth of a value, and with it the stack that comparing or
+/// freeing it takes, cannot be more.
+const MAX_KEPT: usize = 50_000;
+/// Values looked at by one comparison or search; lists that share parts can stand for far more than they hold.
+const MAX_VISITED: usize = 1 << 20;
 /// Deeper values print as "..."; JSON from a request cannot be so deep.
 pub const MAX_DEPTH: usize = 200;
+pub const MAX_TEXT: usize = 16 << 20;
 
-/// A list that can grow: some templates append to it, as Python allows.
+thread_local! {
+    /// Of this rendering, which has its own thread.
+    static KEPT: Cell<usize> = const { Cell::new(0) };
+}
+
+fn runaway<T>(message: String) -> Result<T, Error> {
+    Err(Error::new(ErrorKind::OutOfFuel, message))
+}
+
+/// The value as a list, dict or namespace may hold it: scalars and our own lists and dicts, so that nothing holds
+/// itself by a detour and nothing lazy piles up.
+pub fn adopt(value: Value) -> Result<Value, Error> {
+    adopt_at(value, 0)
+}
+
+fn adopt_at(value: Value, depth: usize) -> Result<Value, Error> {
+    let Some(object) = value.as_object() else {
+        return Ok(value);
+    };
+    if object.downcast_ref::<List>().is_some() || object.downcast_ref::<Dict>().is_some() {
+        return Ok(value);
+    }
+    if depth > MAX_DEPTH {
+        return runaway(format!("a value nested more than {MAX_DEPTH} deep"));
+    }
+    match object.repr() {
+        ObjectRepr::Map if !object.type_name().ends_with("::Namespace") => Dict::adopting(&value, depth),
+        ObjectRepr::Seq | ObjectRepr::Iterable => List::adopting(&value, depth),
+        _ => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "a namespace or macro cannot be kept in another value",
+        )),
+    }
+}
+
+/// To be called for every value that is put into another.
+fn count_kept(value: &Value) -> Result<(), Error> {
+    let kept = KEPT.with(|kept| kept.replace(kept.get() + usize::from(value.as_object().is_some())));
+    if kept < MAX_KEPT {
+        return Ok(());
+    }
+    runaway(format!("more than {MAX_KEPT} lists and dicts put into others"))
+}
+
+/// A list that can grow: some templates append to it, as Python allows. Holds what `adopt` lets through.
 #[derive(Debug)]
 pub struct List(Mutex<Vec<Value>>);
 
 impl List {
+    /// Requires: items that were adopted.
     pub fn value(items: Vec<Value>) -> Value {
         Value::from_object(List(Mutex::new(items)))
+    }
+
+    /// A new list of the items of `value`.
+    pub fn of(value: &Value) -> Result<Value, Error> {
+        List::adopting(value, 0)
+    }
+
+    fn adopting(value: &Value, depth: usize) -> Result<Value, Error> {
+        let items: Vec<_> = value.try_iter()?.take(MAX_LIST).collect();
+        // One new list makes a value one deeper, however many it holds.
+        items.iter().find(|item| item.as_object().is_some()).map_or(Ok(()), count_kept)?;
+        let items = items.into_iter().map(|item| adopt_at(item, depth + 1));
+        Ok(List::value(items.collect::<Result<_, Error>>()?))
     }
 
     fn items(&self) -> MutexGuard<'_, Vec<Value>> {
@@ -25,13 +91,16 @@ impl List {
     }
 
     fn insert(self: &Arc<Self>, index: usize, added: Vec<Value>) -> Result<Value, Error> {
-        if added.iter().any(|value| contains(value, self, 0)) {
+        if self.items().len() + added.len() > MAX_LIST {
+            return runaway(format!("a list of more than {MAX_LIST} items"));
+        }
+        let added: Vec<Value> = added.into_iter().map(adopt).collect::<Result<_, Error>>()?;
+        added.iter().find(|item| item.as_object().is_some()).map_or(Ok(()), count_kept)?;
+        let mut budget = MAX_VISITED;
+        if added.iter().any(|value| holds(value, self, &mut budget)) {
             return Err(Error::new(ErrorKind::InvalidOperation, "a list cannot contain itself"));
         }
         let mut items = self.items();
-        if items.len() + added.len() > MAX_LIST {
-            return Err(Error::new(ErrorKind::OutOfFuel, format!("a list of more than {MAX_LIST} items")));
-        }
         let index = index.min(items.len());
         items.splice(index..index, added);
         Ok(Value::from(()))
@@ -56,26 +125,44 @@ impl List {
     }
 }
 
-/// Whether `list` is reachable from `value`.
-fn contains(value: &Value, list: &Arc<List>, depth: usize) -> bool {
-    if depth > MAX_DEPTH {
-        return true;
-    }
-    if value.downcast_object::<List>().is_some_and(|other| Arc::ptr_eq(&other, list)) {
-        return true;
-    }
-    let Some(object) = value.as_object() else {
+/// Whether `list` is reachable from `value`, or might be: the search gives up when the budget is spent.
+fn holds(value: &Value, list: &Arc<List>, budget: &mut usize) -> bool {
+    if value.as_object().is_none() {
         return false;
-    };
-    match object.repr() {
-        ObjectRepr::Map => object
-            .try_iter_pairs()
-            .is_some_and(|mut pairs| pairs.any(|(_, value)| contains(&value, list, depth + 1))),
-        ObjectRepr::Seq | ObjectRepr::Iterable => {
-            object.try_iter().is_some_and(|mut items| items.any(|value| contains(&value, list, depth + 1)))
-        }
-        _ => false,
     }
+    *budget = budget.saturating_sub(1);
+    if *budget == 0 {
+        return true;
+    }
+    if let Some(other) = value.downcast_object::<List>() {
+        let items = other.items().clone();
+        return Arc::ptr_eq(&other, list) || items.iter().any(|item| holds(item, list, budget));
+    }
+    value
+        .downcast_object_ref::<Dict>()
+        .is_some_and(|dict| dict.0.values().any(|item| holds(item, list, budget)))
+}
+
+/// Lexicographic; dicts are equal or not. A comparison that takes too long finds them unequal.
+fn compare(a: &Value, b: &Value, budget: &mut usize) -> Ordering {
+    *budget = budget.saturating_sub(1);
+    if *budget == 0 {
+        return Ordering::Less;
+    }
+    if let (Some(a), Some(b)) = (a.downcast_object::<List>(), b.downcast_object::<List>()) {
+        if Arc::ptr_eq(&a, &b) {
+            return Ordering::Equal;
+        }
+        let (a, b) = (a.items().clone(), b.items().clone());
+        let unequal = a.iter().zip(&b).map(|(a, b)| compare(a, b, budget)).find(|order| order.is_ne());
+        return unequal.unwrap_or(a.len().cmp(&b.len()));
+    }
+    if let (Some(a), Some(b)) = (a.downcast_object_ref::<Dict>(), b.downcast_object_ref::<Dict>()) {
+        let mut same = |key, value| b.0.get(key).is_some_and(|other| compare(value, other, budget).is_eq());
+        let equal = a.0.len() == b.0.len() && a.0.iter().all(|(key, value)| same(key, value));
+        return if equal { Ordering::Equal } else { Ordering::Less };
+    }
+    a.cmp(b)
 }
 
 impl Object for List {
@@ -113,6 +200,11 @@ impl Object for List {
         }
     }
 
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let (a, b) = (Value::from_dyn_object(self.clone()), Value::from(other.clone()));
+        Some(compare(&a, &b, &mut { MAX_VISITED }))
+    }
+
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&repr(&Value::from_dyn_object(self.clone())))
     }
@@ -122,6 +214,24 @@ impl Object for List {
 pub struct Dict(IndexMap<Value, Value>);
 
 impl Dict {
+    /// A new dict of the pairs of `value`.
+    pub fn of(value: &Value) -> Result<Value, Error> {
+        Dict::adopting(value, 0)
+    }
+
+    fn adopting(value: &Value, depth: usize) -> Result<Value, Error> {
+        let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+        let pairs: Vec<_> = pairs.into_iter().flatten().collect();
+        pairs
+            .iter()
+            .map(|(_, item)| item)
+            .find(|item| item.as_object().is_some())
+            .map_or(Ok(()), count_kept)?;
+        let pairs = pairs.into_iter().map(|(key, item)| Ok((key, adopt_at(item, depth + 1)?)));
+        Ok(Dict::value(pairs.collect::<Result<_, Error>>()?))
+    }
+
+    /// Requires: items that were adopted.
     pub fn value(items: IndexMap<Value, Value>) -> Value {
         Value::from_object(Dict(items))
     }
@@ -138,6 +248,11 @@ impl Object for Dict {
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
         Some(self.0.len())
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let (a, b) = (Value::from_dyn_object(self.clone()), Value::from(other.clone()));
+        Some(compare(&a, &b, &mut { MAX_VISITED }))
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -162,7 +277,7 @@ pub fn repr(value: &Value) -> String {
 }
 
 fn write_repr(out: &mut String, value: &Value, depth: usize) {
-    if depth > MAX_DEPTH {
+    if depth > MAX_DEPTH || out.len() > MAX_TEXT {
         return out.push_str("...");
     }
     match value.kind() {

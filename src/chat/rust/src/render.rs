@@ -1,5 +1,6 @@
 //! One rendering, with everything bounded that the library lets us bound: steps, recursion, sizes.
 
+use crate::python::MAX_TEXT;
 use crate::request::{self, Request};
 use crate::strftime::LocalTime;
 use crate::{builtins, source, Failure, Status};
@@ -9,18 +10,18 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 /// The longest templates known have 20 KB.
-const MAX_TEMPLATE: usize = 1 << 20;
+const MAX_TEMPLATE: usize = 256 << 10;
 const MAX_REQUEST: usize = 64 << 20;
-const MAX_OUTPUT: usize = 64 << 20;
-/// Instructions. A conversation of 10,000 messages takes about 5 million; this many take a few seconds.
-const FUEL: u64 = 20_000_000;
+/// Instructions, about 20 million a second. Most templates take 500 per message; a few look through all messages for
+/// each, and then 2,000 messages take 15 million.
+const FUEL: u64 = 100_000_000;
 const MAX_RECURSION: usize = 400;
 
 struct Bounded(Vec<u8>);
 
 impl io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT {
+        if self.0.len() + bytes.len() > MAX_TEXT {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         self.0.extend_from_slice(bytes);
@@ -49,7 +50,7 @@ pub fn render(template: &[u8], request: &[u8], now: &[u8]) -> Result<String, Fai
 
     let raised = Arc::new(Mutex::new(None));
     let env = environment(now, raised.clone());
-    let rewritten = source::rewrite(template);
+    let rewritten = source::rewrite(template).map_err(|message| (Status::Limit, message))?;
     let parsed = env
         .template_from_named_str("chat template", &rewritten)
         .map_err(|error| failure(&error, template))?;
@@ -89,8 +90,14 @@ fn failure(error: &Error, template: &str) -> Failure {
     }
     let line = innermost.line().or(error.line());
     let place = line.map_or(String::new(), |line| format!("line {line}: "));
-    let detail = innermost.detail().map_or(String::new(), |detail| format!(": {detail}"));
-    let mut text = format!("{place}{}{detail}", innermost.kind()).replace('\n', " ");
+    let what = match (innermost.kind(), innermost.detail()) {
+        (ErrorKind::OutOfFuel, None) => format!("more than {FUEL} steps"),
+        (ErrorKind::OutOfFuel, Some(detail)) => detail.to_string(),
+        (ErrorKind::WriteFailure, _) => format!("a text of more than {MAX_TEXT} bytes"),
+        (kind, None) => kind.to_string(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+    };
+    let mut text = format!("{place}{what}").replace('\n', " ");
     let status = match innermost.kind() {
         ErrorKind::SyntaxError | ErrorKind::BadEscape => Status::Syntax,
         ErrorKind::UnknownFilter

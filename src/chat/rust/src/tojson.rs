@@ -1,6 +1,6 @@
 //! The filter `tojson` as transformers defines it: Python's `json.dumps`.
 
-use crate::python::{float, MAX_DEPTH};
+use crate::python::{float, MAX_DEPTH, MAX_TEXT};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
@@ -44,6 +44,9 @@ impl Style {
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::BadSerialization, "tojson: nested too deeply"));
+        }
+        if out.len() > MAX_TEXT {
+            return Err(Error::new(ErrorKind::OutOfFuel, "tojson: a text that is too long"));
         }
         match value.kind() {
             ValueKind::None | ValueKind::Bool | ValueKind::Number => out.push_str(&scalar(value)),
