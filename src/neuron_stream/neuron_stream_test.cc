@@ -134,6 +134,33 @@ TEST_F(NeuronStreamTest, AHeadReadAheadForNothingGivesItsSlotsBack) {
   EXPECT_EQ(reads_of(dev)[head.front()], 1) << "once more for the pass after";
 }
 
+TEST_F(NeuronStreamTest, AHeadAloneIsReadAheadOnceItIsWanted) {
+  FakeDevice dev = device({.delivery = Delivery::kManual});
+  std::set<BlockId> resident;
+  for (BlockId id = 0; id < model_.blocks(TestModel::kHead).front(); ++id) resident.insert(id);
+  TestStream test(model_, dev, model_.config(2, 1, resident));
+  ASSERT_TRUE(test.stream->load_resident(nullptr, nullptr).ok());
+  for (int pass = 0; pass < 3; ++pass) {
+    test.stream->begin_pass(false, false);
+    EXPECT_EQ(dev.pending(), 0U);
+  }
+  test.stream->begin_pass(true, false);
+  EXPECT_EQ(dev.pending(), 2U);
+}
+
+TEST_F(NeuronStreamTest, WaitingForWhatIsInMemoryDoesNotSleepOrReadAgain) {
+  FakeDevice dev = device({.delivery = Delivery::kManual});
+  TestStream test(model_, dev, model_.config(1, 1, {3}));
+  ASSERT_TRUE(test.stream->load_resident(nullptr, nullptr).ok());
+  dev.forget_submitted();
+  test.stream->begin_pass(true, true);
+  ASSERT_TRUE(test.stream->wait(0).ok());
+  EXPECT_TRUE(test.stream->wait(0).ok());
+  EXPECT_TRUE(test.stream->wait(3).ok()) << "resident";
+  ASSERT_NE(test.stream->try_pin(0), nullptr);
+  EXPECT_EQ(dev.submitted_offsets().size(), 1U);
+}
+
 TEST_F(NeuronStreamTest, TheHeadMayBeUsedSeveralTimesInAPass) {
   for (const size_t slots : {1U, 3U, 8U}) {
     FakeDevice dev = device({.delivery = Delivery::kRandom});
