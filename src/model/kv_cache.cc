@@ -43,7 +43,8 @@ size_t kv_pages_needed(const ModelConfig& config, size_t context, size_t chunk) 
   size_t pages = 0;
   for (const LayerConfig& layer : config.layers) {
     // A window may begin and end inside a page.
-    const size_t positions = layer.window == 0 ? context : std::min<size_t>(context, layer.window + chunk);
+    const size_t positions =
+        layer.window == 0 ? context : std::min<size_t>(context, layer.window + kRewindPositions + chunk);
     const size_t partial = layer.window == 0 ? 0 : 1;
     pages += std::min(base::ceil_div(positions, kPagePositions) + partial,
                       base::ceil_div(context, kPagePositions));
@@ -127,7 +128,8 @@ void KvSequence::advance(size_t count) {
   length_ += count;
   for (size_t layer = 0; layer < tables_.size(); ++layer) {
     if (windows_[layer] == 0) continue;
-    const size_t keep = first_visible(layer, length_) / kPagePositions;
+    const size_t back = length_ - std::min<size_t>(length_, kRewindPositions);
+    const size_t keep = first_visible(layer, back) / kPagePositions;
     for (size_t i = keep; i-- > 0 && tables_[layer][i] != kNoPage;) {
       pages_.release(tables_[layer][i]);
       tables_[layer][i] = kNoPage;

@@ -17,6 +17,9 @@
 namespace ganglion::model {
 
 inline constexpr uint32_t kPagePositions = 64;
+/// A rewind to so many positions before the longest length reached is always possible: windowed layers keep what
+/// it needs.
+inline constexpr uint32_t kRewindPositions = 64;
 inline constexpr uint32_t kNoPage = UINT32_MAX;
 
 /// Where a layer's keys and values lie in a page: [kv_heads][64][key], then [kv_heads][64][value]. With MLA a

@@ -55,10 +55,12 @@ class Checked {
     if (!keep) return status;
     for (size_t i = 0; i < count; ++i) values_.push_back(value + i);
     sequence_.advance(count);
+    const size_t back = length() - std::min<size_t>(length(), kRewindPositions);
     for (size_t layer = 0; layer < released_.size(); ++layer) {
       released_[layer] =
-          std::max(released_[layer], first_visible(layer, length()) / kPagePositions * kPagePositions);
+          std::max(released_[layer], first_visible(layer, back) / kPagePositions * kPagePositions);
     }
+    longest_ = std::max(longest_, length());
     return status;
   }
 
@@ -68,20 +70,28 @@ class Checked {
       const size_t first = first_visible(layer, to);
       if (first < to && first < released_[layer]) possible = false;
     }
+    if (to + kRewindPositions >= longest_) {
+      ASSERT_TRUE(possible) << "a short rewind is always possible: to " << to << " of " << longest_ << ", released "
+                            << released_[0];
+    }
     ASSERT_EQ(sequence_.try_rewind(to), possible) << "from " << length() << " to " << to;
     if (!possible) return;
     values_.resize(to);
-    if (to == 0) std::fill(released_.begin(), released_.end(), size_t{0});
+    if (to > 0) return;
+    std::fill(released_.begin(), released_.end(), size_t{0});
+    longest_ = 0;
   }
 
   void fork_from(const Checked& other) {
     sequence_.fork_from(other.sequence_);
     values_ = other.values_;
     released_ = other.released_;
+    longest_ = other.longest_;
   }
   void clear() {
     sequence_.clear();
     values_.clear();
+    longest_ = 0;
     std::fill(released_.begin(), released_.end(), size_t{0});
   }
 
@@ -112,6 +122,7 @@ class Checked {
   KvSequence sequence_;
   std::vector<uint64_t> values_;
   std::vector<size_t> released_;  // By layer: positions below are gone.
+  size_t longest_ = 0;            // Reached since it was empty.
 };
 
 TEST(KvSequence, RandomOperationsAgreeWithANaiveModel) {
