@@ -48,6 +48,7 @@ class SessionImpl final : public Session {
     GANGLION_RETURN_IF_ERROR(check(tokens));
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
     const size_t chunk = runtime_.chunk();
+    logits_.clear();
     for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
       const size_t end = std::min(tokens.size(), begin + chunk);
       const bool next_is_last = end == tokens.size() || end + chunk >= tokens.size();
@@ -67,7 +68,7 @@ class SessionImpl final : public Session {
 
   bool try_rewind(size_t position) override {
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
-    if (position > sequence_.length() || !sequence_.try_rewind(position)) return false;
+    if (poisoned_ || position > sequence_.length() || !sequence_.try_rewind(position)) return false;
     logits_.clear();
     return true;
   }
@@ -137,6 +138,7 @@ class EngineImpl final : public Engine {
   }
   EngineStats stats() const override {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    if (!runtime_->loaded()) return {};
     const neuron_stream::StreamStats s = runtime_->stream().stats();
     return {s.device_bytes, s.cached_bytes, s.reads, s.expert_hits, s.expert_misses, s.wait_ns};
   }

@@ -340,6 +340,13 @@ Status Runtime::load_vectors(std::span<uint8_t> memory) {
 
 Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
   GANGLION_CHECK(!loaded());
+  // A load that failed before may have left parts behind; they hold memory of the old arena.
+  multiplier_.reset();
+  stream_.reset();
+  kv_pages_.reset();
+  vectors_.clear();
+  fixed_region_ = {};
+  kv_region_ = {};
   arena_ = std::make_unique<neuron_cache::Arena>(plan_.arena_bytes());
   const size_t fixed = plan_.vector_bytes + plan_.scratch_bytes;
   GANGLION_ASSIGN_OR_RETURN(fixed_region_,

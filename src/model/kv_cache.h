@@ -17,8 +17,8 @@
 namespace ganglion::model {
 
 inline constexpr uint32_t kPagePositions = 64;
-/// A rewind to so many positions before the longest length reached is always possible: windowed layers keep what
-/// it needs.
+/// A rewind to so many positions before the longest length reached is always possible: windowed layers keep
+/// what it needs.
 inline constexpr uint32_t kRewindPositions = 64;
 inline constexpr uint32_t kNoPage = UINT32_MAX;
 

@@ -71,8 +71,8 @@ class Checked {
       if (first < to && first < released_[layer]) possible = false;
     }
     if (to + kRewindPositions >= longest_) {
-      ASSERT_TRUE(possible) << "a short rewind is always possible: to " << to << " of " << longest_ << ", released "
-                            << released_[0];
+      ASSERT_TRUE(possible) << "a short rewind is always possible: to " << to << " of " << longest_
+                            << ", released " << released_[0];
     }
     ASSERT_EQ(sequence_.try_rewind(to), possible) << "from " << length() << " to " << to;
     if (!possible) return;

@@ -294,6 +294,45 @@ class DiskFaults(Cli):
         self.assertIn("truncated", error)
 
 
+class Experts(Cli):
+    """A mixture whose experts do not fit: larger than the fixtures, made on the spot."""
+
+    def make(self, name, *args):
+        path = os.path.join(self.dir, name)
+        subprocess.run([os.environ["GANGLION_SYNTHESIZE"], "--shape", "tiny", *args, "-o", path], check=True,
+                       stderr=subprocess.DEVNULL)
+        return path
+
+    def bits(self, model, *args):
+        out = os.path.join(self.dir, "logits")
+        tokens = ",".join(str(7 * i % 500) for i in range(40))
+        done = ganglion("logits", "-m", model, "--tokens", tokens, "--positions", "0,20,39", "-o", out, "-q", *args)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(out, "rb") as file:
+            return file.read()
+
+    def test_streamed_experts_give_the_same_bits(self):
+        for shape in (["--experts", "16", "--experts-used", "3"], ["--experts", "8", "--experts-used", "2", "--ffn", "2048"]):
+            model = self.make("moe.gguf", *shape)
+            expected = self.bits(model)
+            for budget in ("min", "26M", "30M"):
+                plan = json.loads(ganglion("plan", "-m", model, "--mem", budget, "--json").stdout)
+                self.assertTrue(plan["streams"], budget)
+                self.assertGreater(plan["expert_cache_bytes"], 0)
+                for args in ([], ["-t", "1", "--chunk", "1"], ["--no-io-uring", "--chunk", "7", "-t", "3"]):
+                    self.assertEqual(self.bits(model, "--mem", budget, *args), expected, (budget, args))
+
+    def test_experts_used_again_are_found_in_memory(self):
+        model = self.make("moe.gguf", "--experts", "16", "--experts-used", "2")
+        rates = []
+        for budget in ("min", "30M"):
+            facts = json.loads(ganglion("bench", "-m", model, "-p", "0", "-n", "40", "-r", "1", "-o", "json", "--mem",
+                                        budget).stdout)
+            rates.append(facts["cache_hit_rate"])
+            self.assertLessEqual(facts["peak_rss_bytes"], facts["budget_bytes"])
+        self.assertLess(rates[0], rates[1])
+
+
 CGROUP = "/sys/fs/cgroup/memory"
 
 

@@ -54,8 +54,11 @@ void read_deepseek2(KeyReader& keys, ModelConfig* config) {
   moe.shared_ffn = moe.expert_ffn * keys.count_or("expert_shared_count", 0, 64);
   moe.group_count = std::max(1U, keys.count_or("expert_group_count", 1, 1024));
   moe.groups_used = std::max(1U, keys.count_or("expert_group_used_count", 1, 1024));
-  if (moe.expert_count % moe.group_count != 0 || moe.groups_used > moe.group_count) {
-    keys.fail(base::Code::kModelFile, "deepseek2.expert_group_count does not divide expert_count");
+  if (moe.expert_count % moe.group_count != 0 || moe.groups_used > moe.group_count ||
+      moe.used_count > moe.expert_count / moe.group_count * moe.groups_used) {
+    keys.fail(base::Code::kModelFile,
+              "deepseek2.expert_count, expert_used_count, expert_group_count and "
+              "expert_group_used_count contradict each other");
   }
 }
 
