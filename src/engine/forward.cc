@@ -473,6 +473,25 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
   return base::ok_status();
 }
 
+// Has all blocks of a wave read at once, so that the down matrices arrive while gate and up are computed -
+// unless the cache is so small that they would displace each other.
+void ForwardPass::request_wave(const LayerWeights& w, size_t begin, size_t end) {
+  size_t blocks = 0;
+  for (const bool count_only : {true, false}) {
+    if (!count_only && 2 * blocks > context_.stream->expert_slots()) return;
+    for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+      for (size_t i = begin; i < end;) {
+        const uint32_t expert = buffers_->routed[buffers_->by_expert[i]].expert;
+        const neuron_store::BlockRange range = context_.multiplier->blocks(*matrix, expert);
+        blocks += range.end - range.begin;
+        for (neuron_store::BlockId id = range.begin; !count_only && id < range.end; ++id)
+          context_.stream->request(id);
+        i = buffers_->expert_begin[expert + 1];
+      }
+    }
+  }
+}
+
 // expert_out [end - begin][D]: the experts' outputs for the entries by_expert[begin, end).
 Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   const ModelConfig& config = *context_.config;
@@ -491,6 +510,7 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
       i = next;
     }
   };
+  request_wave(w, begin, end);
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {
     products_.push_back({.matrix = &w.expert_gate,

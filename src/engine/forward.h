@@ -90,6 +90,7 @@ class ForwardPass {
   base::Status route(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
+  void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
   base::Status expert_wave(size_t layer, size_t begin, size_t end);
   base::Status output(std::span<const Row> rows, PassSink* sink);
 

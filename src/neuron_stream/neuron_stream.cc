@@ -312,6 +312,12 @@ void NeuronStream::seek(BlockId block) {
   pump();
 }
 
+size_t NeuronStream::expert_slots() const {
+  const bool resident = !resident_data_.empty() && resident_data_.back() != nullptr;
+  return is_expert(static_cast<BlockId>(resident_data_.size() - 1)) && resident ? SIZE_MAX
+                                                                                : config_.expert_slots;
+}
+
 void NeuronStream::use_expert(uint32_t group) {
   experts_->touch_group(group);
 }

@@ -92,6 +92,9 @@ class NeuronStream {
   /// Runs completions that are ready.
   void poll();
 
+  /// Slots of the expert cache; SIZE_MAX where all experts are resident.
+  size_t expert_slots() const;
+
   /// Counts a use of an expert (a group of StreamConfig::expert_group), before its blocks are requested.
   void use_expert(uint32_t group);
   /// A token is done: older uses fade.
