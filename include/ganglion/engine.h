@@ -23,7 +23,8 @@ struct EngineOptions {
   std::string isa;              ///< Kernel table by name; empty: the best one.
   bool io_uring = true;
   bool direct_io = true;
-  size_t logit_rows = 1;  ///< Rows whose logits are computed together (perplexity takes more).
+  bool react_to_pressure = true;  ///< Shrink caches when the system runs short of memory (PSI).
+  size_t logit_rows = 1;          ///< Rows whose logits are computed together (perplexity takes more).
   Overrides overrides;
 };
 
@@ -40,12 +41,13 @@ struct PlanSummary {
   uint64_t model_bytes = 0;  ///< Of the files.
   uint64_t resident_weight_bytes = 0;
   uint64_t streamed_bytes_per_token = 0;  ///< Dense weights read for each pass.
-  uint64_t expert_bytes_per_token = 0;    ///< Expert weights touched by a token, cached or not.
-  uint64_t expert_bytes = 0;              ///< All experts.
+  uint64_t kv_full_bytes = 0;  ///< What the KV cache takes at the full context, other uses shrinking then.
+  uint64_t expert_bytes_per_token = 0;  ///< Expert weights touched by a token, cached or not.
+  uint64_t expert_bytes = 0;            ///< All experts.
   uint64_t expert_cache_bytes = 0;
-  uint64_t multiply_adds_per_token = 0;   ///< Of weight matrices, the head excluded.
-  std::string weight_type;                ///< The type that most of them have.
-  std::string first_file;                 ///< A file of the model.
+  uint64_t multiply_adds_per_token = 0;  ///< Of weight matrices, the head excluded.
+  std::string weight_type;               ///< The type that most of them have.
+  std::string first_file;                ///< A file of the model.
   bool streams = false;
   size_t context = 0;
   size_t context_trained = 0;
@@ -75,6 +77,9 @@ struct MemoryPeak {
 };
 MemoryPeak memory_peak();
 
+/// Asks the kernel to end this process first when memory runs out, so that others survive. Needs no rights.
+void prefer_as_memory_victim();
+
 /// Thread-safe; evaluations of its sessions take turns.
 class Engine {
  public:
@@ -94,6 +99,10 @@ class Engine {
   /// Requires: loaded. Errors: kResources (another session holds the KV pages).
   virtual Result<std::unique_ptr<Session>> new_session() = 0;
   virtual EngineStats stats() const = 0;
+
+  /// Shrinks or grows caches between tokens. Requires: loaded. Errors: kResources if `bytes` is below the
+  /// minimum, the present budget staying; kIo and kModelFile from reading weights.
+  virtual Status set_budget(uint64_t bytes) = 0;
 };
 
 }  // namespace ganglion

@@ -48,6 +48,7 @@ class SessionImpl final : public Session {
     GANGLION_RETURN_IF_ERROR(check(tokens));
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
     const size_t chunk = runtime_.chunk();
+    runtime_.react_to_pressure();
     logits_.clear();
     for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
       const size_t end = std::min(tokens.size(), begin + chunk);
@@ -102,6 +103,9 @@ class SessionImpl final : public Session {
   // `next_is_last`: the pass after this one ends a prompt or is a decode, so it computes the head.
   Status evaluate_chunk(std::span<const int32_t> tokens, bool last, bool next_is_last,
                         const std::atomic<bool>* cancel, LogitSink* sink) {
+    const size_t missing = sequence_.pages_missing(tokens.size());
+    const size_t free = runtime_.kv_pages().free_count();
+    if (missing > free) GANGLION_RETURN_IF_ERROR(runtime_.grow_kv(missing - free));
     GANGLION_RETURN_IF_ERROR(sequence_.prepare(tokens.size()));
     rows_.clear();
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -132,6 +136,11 @@ class EngineImpl final : public Engine {
   Status load(bool (*progress)(void*, uint64_t, uint64_t), void* context) override {
     return runtime_->load(progress, context);
   }
+  Status set_budget(uint64_t bytes) override {
+    const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    GANGLION_CHECK(runtime_->loaded());
+    return runtime_->set_budget(bytes);
+  }
   Result<std::unique_ptr<Session>> new_session() override {
     GANGLION_CHECK(runtime_->loaded());
     return std::unique_ptr<Session>(std::make_unique<SessionImpl>(*runtime_));
@@ -151,6 +160,10 @@ class EngineImpl final : public Engine {
 
 MemoryPeak memory_peak() {
   return {platform::read_process_memory().peak_bytes, platform::read_cgroup_peak()};
+}
+
+void prefer_as_memory_victim() {
+  platform::raise_oom_score();
 }
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/units.h"
+#include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/memory.h"
 
@@ -267,6 +268,7 @@ void Runtime::summarise_matrices() {
 
 void Runtime::summarise() {
   PlanSummary& s = summary_;
+  s = {};
   summarise_matrices();
   s.budget_bytes = plan_.budget_bytes;
   s.planned_bytes = plan_.planned_bytes();
@@ -287,6 +289,7 @@ void Runtime::summarise() {
   s.expert_bytes_per_token = plan_.expert_bytes_per_token;
   s.expert_cache_bytes = plan_.expert_cache_bytes;
   s.streams = plan_.streams();
+  s.kv_full_bytes = plan_.kv_full_bytes;
   s.context = plan_.context;
   s.context_trained = config_.context_trained;
   s.chunk = plan_.chunk;
@@ -302,13 +305,16 @@ neuron_stream::StreamConfig Runtime::stream_config() const {
   neuron_stream::StreamConfig config;
   config.dense_blocks = dense_blocks_;
   const neuron_store::BlockRange head = store_->blocks_of(store_index_[weights_.output.index], 0);
+  config.head_begin = head.begin;
+  std::vector<bool> resident(dense_blocks_, false);
+  for (const uint32_t id : plan_.dense_resident) {
+    resident[id] = true;
+    config.resident.push_back(id);
+  }
   for (BlockId id = 0; id < dense_blocks_; ++id) {
-    if (plan_.dense_resident[id]) {
-      config.resident.push_back(id);
-    } else {
-      config.streamed.push_back(id);
-      config.streamed_tail += id >= head.begin && id < head.end ? 1 : 0;
-    }
+    if (resident[id]) continue;
+    config.streamed.push_back(id);
+    config.streamed_tail += id >= head.begin ? 1 : 0;
   }
   if (plan_.experts_resident) {
     for (BlockId id = dense_blocks_; id < store_->block_count(); ++id) config.resident.push_back(id);
@@ -353,7 +359,7 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
                             neuron_cache::Region::reserve(*arena_, fixed, "norms and scratch"));
   GANGLION_RETURN_IF_ERROR(fixed_region_.resize(fixed));
   GANGLION_ASSIGN_OR_RETURN(kv_region_,
-                            neuron_cache::Region::reserve(*arena_, plan_.kv_bytes, "the KV cache"));
+                            neuron_cache::Region::reserve(*arena_, plan_.kv_full_bytes, "the KV cache"));
   GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
   kv_pages_ = std::make_unique<model::KvPages>(kv_region_.bytes().first(plan_.kv_bytes), kv_page_bytes_);
   GANGLION_RETURN_IF_ERROR(load_vectors(fixed_region_.bytes().subspan(plan_.scratch_bytes)));
@@ -367,6 +373,53 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
   forward_ =
       std::make_unique<ForwardPass>(forward_context_, fixed_region_.bytes().first(plan_.scratch_bytes));
   return base::ok_status();
+}
+
+Status Runtime::apply(planner::Plan next) {
+  arena_->set_budget_bytes(std::max(arena_->budget_bytes(), next.arena_bytes()));
+  plan_ = std::move(next);
+  GANGLION_RETURN_IF_ERROR(stream_->rearrange(stream_config()));
+  GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
+  kv_pages_->extend(kv_region_.bytes().first(plan_.kv_bytes));
+  arena_->set_budget_bytes(plan_.arena_bytes());
+  summarise();
+  return base::ok_status();
+}
+
+Status Runtime::set_budget(uint64_t bytes) {
+  GANGLION_ASSIGN_OR_RETURN(planner::Plan next, planner::replan(model_sizes(), plan_, bytes, plan_.kv_bytes));
+  return apply(std::move(next));
+}
+
+Status Runtime::grow_kv(size_t missing) {
+  // Some more than asked for: each growth costs a little reading.
+  constexpr size_t kSpareShare = 8;
+  const size_t pages = kv_pages_->count() + missing + kv_pages_->count() / kSpareShare;
+  const uint64_t wanted = std::min<uint64_t>(
+      base::round_up(pages * kv_page_bytes_, neuron_cache::kSegmentBytes), plan_.kv_full_bytes);
+  if (wanted <= plan_.kv_bytes) return base::ok_status();
+  GANGLION_ASSIGN_OR_RETURN(planner::Plan next,
+                            planner::replan(model_sizes(), plan_, plan_.budget_bytes, wanted));
+  return apply(std::move(next));
+}
+
+void Runtime::react_to_pressure() {
+  constexpr int64_t kLookEveryNs = 1'000'000'000;
+  constexpr double kHighPercent =
+      10;  // Of the last ten seconds, in which nobody could go on for want of memory.
+  constexpr int64_t kShrinkEveryNs = 5'000'000'000;
+  const int64_t now = platform::now_ns();
+  if (!options_.react_to_pressure || now - last_look_ns_ < kLookEveryNs) return;
+  last_look_ns_ = now;
+  const double pressure = platform::read_memory_pressure();
+  if (pressure < kHighPercent || now - last_shrink_ns_ < kShrinkEveryNs) return;
+  last_shrink_ns_ = now;
+  const uint64_t before = plan_.budget_bytes;
+  if (!set_budget(before - before / 8).ok()) return;  // At the minimum already.
+  notes_.push_back(base::format("memory pressure (%.0f %%): the budget was lowered from %s to %s", pressure,
+                                base::format_bytes(before).c_str(),
+                                base::format_bytes(plan_.budget_bytes).c_str()));
+  summary_.notes = notes_;
 }
 
 }  // namespace ganglion::engine

@@ -20,6 +20,14 @@ class Runtime {
   static base::Result<std::unique_ptr<Runtime>> open(const EngineOptions& options);
   base::Status load(bool (*progress)(void*, uint64_t, uint64_t), void* context);
 
+  /// Between passes. Errors: kResources below the minimum (nothing changes then); those of reading.
+  base::Status set_budget(uint64_t bytes);
+  /// Makes room for `missing` more KV pages, as far as the full context allows, at the cost of weights in
+  /// memory.
+  base::Status grow_kv(size_t missing);
+  /// Shrinks caches if the system is short of memory; looks at most once a second.
+  void react_to_pressure();
+
   const PlanSummary& summary() const { return summary_; }
   const TextModel& text() const { return *text_; }
   const model_config::ModelConfig& config() const { return config_; }
@@ -43,6 +51,7 @@ class Runtime {
   planner::ModelSizes model_sizes();
   void summarise();
   void summarise_matrices();
+  base::Status apply(planner::Plan next);
   base::Status load_vectors(std::span<uint8_t> memory);
   neuron_stream::StreamConfig stream_config() const;
 
@@ -74,6 +83,8 @@ class Runtime {
   std::unique_ptr<Multiplier> multiplier_;
   std::unique_ptr<model::KvPages> kv_pages_;
   std::unique_ptr<ForwardPass> forward_;
+  int64_t last_look_ns_ = 0;
+  int64_t last_shrink_ns_ = 0;
   std::mutex mutex_;
 };
 

@@ -180,6 +180,24 @@ TEST(Matmul, EqualsReferenceForEveryTokenCount) {
   }
 }
 
+/// Tiles of rows and tokens, full and partial, and pieces of rows: some blocks past a piece's end.
+TEST(Matmul, EqualsReferenceInTilesOfEveryShape) {
+  for (const TensorTypeInfo& info : computable_types()) {
+    if (activation_form(info.type) == ActivationForm::kF32) continue;
+    const size_t n = info.block_elems * (info.block_elems == 32 ? 43 : 11);
+    for (const size_t tokens : sizes({4, 6, 9, 16, 65, 128})) {
+      for (const size_t rows : sizes({1, 7, 15, 16, 17, 31, 32, 33})) {
+        if (tokens > 16 && rows != 17) continue;  // The reference is slow.
+        Problem problem(info, rows, n, tokens, rows + tokens, rows % 3);
+        const std::vector<float> expected = problem.run(reference_table(), 0, tokens);
+        for (const KernelTable* table : available_tables()) {
+          expect_same(expected, problem.run(*table, 0, tokens), label(*table, info));
+        }
+      }
+    }
+  }
+}
+
 TEST(Matmul, PlainTypesTakeAnyLength) {
   for (const TensorTypeInfo& info : computable_types()) {
     if (info.block_elems != 1) continue;
@@ -564,6 +582,13 @@ TEST(Select, Avx2IsThereWhereTheProcessorHasIt) {
   // F16C, which the table also needs, is in every processor with AVX2.
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   EXPECT_EQ(has, select_table("avx2") != nullptr);
+}
+
+TEST(Select, Avx512VnniIsFirstWhereTheProcessorHasIt) {
+  const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  EXPECT_EQ(has, select_table("avx512vnni") != nullptr);
+  if (has) EXPECT_EQ(available_tables().front(), select_table("avx512vnni"));
 }
 #endif
 

@@ -8,6 +8,7 @@
 #include "base/units.h"
 #ifdef GANGLION_KERNELS_X86
 #include "kernels/x86_avx2/avx2.h"
+#include "kernels/x86_avx512vnni/avx512vnni.h"
 #endif
 
 namespace ganglion::kernels {
@@ -21,16 +22,26 @@ bool processor_has_avx2() {
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
   return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
+
+/// The parts of AVX-512 that its table is compiled for. It also uses AVX2 kernels.
+bool processor_has_avx512vnni() {
+  return processor_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 struct Available {
-  const KernelTable* tables[2] = {};
+  const KernelTable* tables[3] = {};
   size_t count = 0;
 };
 
 Available find_tables() {
   Available available;
 #ifdef GANGLION_KERNELS_X86
+  if (processor_has_avx512vnni()) {
+    available.tables[available.count++] = &avx512vnni_table();
+  }
   if (processor_has_avx2()) {
     available.tables[available.count++] = &avx2_table();
   }

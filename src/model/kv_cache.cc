@@ -52,11 +52,18 @@ size_t kv_pages_needed(const ModelConfig& config, size_t context, size_t chunk) 
   return pages;
 }
 
-KvPages::KvPages(std::span<uint8_t> memory, size_t page_bytes) : memory_(memory), page_bytes_(page_bytes) {
-  const size_t count = memory.size() / page_bytes;
+KvPages::KvPages(std::span<uint8_t> memory, size_t page_bytes) : page_bytes_(page_bytes) {
+  extend(memory);
+}
+
+void KvPages::extend(std::span<uint8_t> memory) {
+  GANGLION_CHECK(memory_.empty() || (memory.data() == memory_.data() && memory.size() >= memory_.size()));
+  memory_ = memory;
+  const size_t old = references_.size();
+  const size_t count = memory.size() / page_bytes_;
   references_.resize(count, 0);
   free_.reserve(count);
-  for (size_t i = count; i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
+  for (size_t i = count; i > old; --i) free_.push_back(static_cast<uint32_t>(i - 1));
 }
 
 uint32_t KvPages::allocate() {
@@ -97,6 +104,17 @@ void KvSequence::clear() {
 size_t KvSequence::first_visible(size_t layer, size_t position) const {
   const size_t window = windows_[layer];
   return window == 0 || position < window ? 0 : position + 1 - window;
+}
+
+size_t KvSequence::pages_missing(size_t count) const {
+  const size_t end = base::ceil_div(length_ + count, kPagePositions);
+  size_t missing = 0;
+  for (const std::vector<uint32_t>& table : tables_) {
+    for (size_t i = length_ / kPagePositions; i < end; ++i) {
+      missing += table[i] == kNoPage || pages_.shared(table[i]) ? 1 : 0;
+    }
+  }
+  return missing;
 }
 
 Status KvSequence::prepare(size_t count) {

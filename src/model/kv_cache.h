@@ -59,6 +59,8 @@ class KvPages {
  public:
   KvPages(std::span<uint8_t> memory, size_t page_bytes);
 
+  /// Adds pages where the memory has grown at its end (the beginning stays where it is).
+  void extend(std::span<uint8_t> memory);
   /// A page with one reference, or kNoPage.
   uint32_t allocate();
   void add_reference(uint32_t page) { ++references_[page]; }
@@ -87,6 +89,8 @@ class KvSequence {
   /// Makes positions [length, length + count) of every layer writable.
   /// Errors: kResources if the pool has no page left (the sequence is then unchanged in what it can read).
   base::Status prepare(size_t count);
+  /// Pages that prepare(count) will take from the pool.
+  size_t pages_missing(size_t count) const;
   /// The positions prepared have been written; frees what windows no longer reach.
   void advance(size_t count);
   /// Forgets positions from `length` on. Windowed layers must still hold what position `length` sees, else

@@ -19,6 +19,8 @@ class Arena {
  public:
   explicit Arena(size_t budget_bytes) : budget_bytes_(budget_bytes) {}
   size_t budget_bytes() const { return budget_bytes_; }
+  /// Regions above a lower budget keep what they have; they only cannot grow.
+  void set_budget_bytes(size_t budget_bytes) { budget_bytes_ = budget_bytes; }
   size_t committed_bytes() const { return committed_bytes_; }
 
  private:

@@ -23,11 +23,29 @@ using neuron_store::WeightStore;
 namespace {
 constexpr size_t kBlockAlignment = 64;
 constexpr size_t kMostExpertReads = 256;
+constexpr size_t kMostRingSlots = 64;
 constexpr size_t kNotStreamed = SIZE_MAX;
 }  // namespace
 
 NeuronStream::NeuronStream(const WeightStore& store, async_io::ReadQueue& queue, StreamConfig config)
-    : store_(store), queue_(queue), config_(std::move(config)) {}
+    : store_(store), queue_(queue), config_(std::move(config)) {
+  resident_data_.resize(store_.block_count(), nullptr);
+  order_of_.resize(config_.dense_blocks, kNotStreamed);
+  index_streamed();
+  ring_ = std::make_unique<BlockCache>(0, std::vector<uint32_t>{}, config_.dense_blocks,
+                                       ring_slot_bytes(store_, config_.dense_blocks));
+  const size_t expert_slot =
+      config_.expert_groups > 0 ? expert_slot_bytes(store_, config_.dense_blocks) : async_io::kIoAlignment;
+  experts_ = std::make_unique<BlockCache>(config_.dense_blocks, config_.expert_group, config_.expert_groups,
+                                          expert_slot);
+  asked_.resize(config_.expert_group.size(), false);
+  reads_.resize(std::max(config_.ring_slots, kMostRingSlots) + kMostExpertReads);
+  for (BlockRead& read : reads_) {
+    read.stream = this;
+    read.next_free = free_reads_;
+    free_reads_ = &read;
+  }
+}
 
 NeuronStream::~NeuronStream() {
   while (queue_.in_flight() > 0) queue_.poll(true);
@@ -51,48 +69,60 @@ Result<std::unique_ptr<NeuronStream>> NeuronStream::create(const WeightStore& st
                                                            async_io::ReadQueue& queue,
                                                            neuron_cache::Arena& arena, StreamConfig config) {
   std::unique_ptr<NeuronStream> stream(new NeuronStream(store, queue, std::move(config)));
-  GANGLION_RETURN_IF_ERROR(stream->commit_memory(arena));
+  GANGLION_RETURN_IF_ERROR(stream->reserve_memory(arena));
+  GANGLION_RETURN_IF_ERROR(stream->commit_memory());
+  stream->set_resident(stream->config_.resident.size());
   return stream;
 }
 
-Status NeuronStream::commit_memory(neuron_cache::Arena& arena) {
-  resident_data_.resize(store_.block_count(), nullptr);
-  const size_t resident = resident_bytes(store_, config_.resident);
-  GANGLION_ASSIGN_OR_RETURN(resident_region_, Region::reserve(arena, resident, "resident weights"));
-  GANGLION_RETURN_IF_ERROR(resident_region_.resize(resident));
+Status NeuronStream::reserve_memory(neuron_cache::Arena& arena) {
+  // Address space for whatever the budget may become; where it is scarce (ulimit -v), for the present one.
+  const auto reserve = [&](size_t most, size_t now, const char* use) {
+    Result<Region> region = Region::reserve(arena, std::max(most, now), use);
+    return region.ok() ? std::move(region) : Region::reserve(arena, now, use);
+  };
+  size_t all = 0;
+  for (BlockId id = 0; id < store_.block_count(); ++id)
+    all += base::round_up(store_.block(id).bytes, kBlockAlignment);
+  GANGLION_ASSIGN_OR_RETURN(resident_region_,
+                            reserve(all, resident_bytes(store_, config_.resident), "resident weights"));
+  const size_t ring_slot = ring_->slot_bytes();
+  GANGLION_ASSIGN_OR_RETURN(
+      ring_region_,
+      reserve(kMostRingSlots * ring_slot, std::max(config_.ring_slots * ring_slot, loading_slot_bytes()),
+              "the staging ring"));
+  const size_t expert_slot = experts_->slot_bytes();
+  GANGLION_ASSIGN_OR_RETURN(expert_region_, reserve(config_.expert_group.size() * expert_slot,
+                                                    config_.expert_slots * expert_slot, "the expert cache"));
+  return base::ok_status();
+}
+
+Status NeuronStream::commit_memory() {
+  GANGLION_RETURN_IF_ERROR(resident_region_.resize(resident_bytes(store_, config_.resident)));
+  // Resident blocks of any size are loaded through the ring's memory.
+  const size_t ring_bytes = config_.ring_slots * ring_->slot_bytes();
+  GANGLION_RETURN_IF_ERROR(ring_region_.resize(std::max(ring_bytes, loading_slot_bytes())));
+  GANGLION_CHECK(ring_->try_set_memory(ring_region_.bytes().first(ring_bytes)));
+  const size_t expert_bytes = config_.expert_slots * experts_->slot_bytes();
+  GANGLION_RETURN_IF_ERROR(expert_region_.resize(expert_bytes));
+  GANGLION_CHECK(experts_->try_set_memory(expert_region_.bytes().first(expert_bytes)));
+  return base::ok_status();
+}
+
+// The first `count` blocks of config_.resident are in memory, one after the other.
+void NeuronStream::set_resident(size_t count) {
+  std::fill(resident_data_.begin(), resident_data_.end(), nullptr);
   size_t at = 0;
-  for (const BlockId id : config_.resident) {
+  for (size_t i = 0; i < count; ++i) {
+    const BlockId id = config_.resident[i];
     resident_data_[id] = resident_region_.data() + at;
     at += base::round_up(store_.block(id).bytes, kBlockAlignment);
   }
-  order_of_.resize(config_.dense_blocks, kNotStreamed);
+}
+
+void NeuronStream::index_streamed() {
+  std::fill(order_of_.begin(), order_of_.end(), kNotStreamed);
   for (size_t i = 0; i < config_.streamed.size(); ++i) order_of_[config_.streamed[i]] = i;
-
-  const size_t ring_slot = ring_slot_bytes(store_, config_.dense_blocks);
-  ring_ = std::make_unique<BlockCache>(0, std::vector<uint32_t>{}, config_.dense_blocks, ring_slot);
-  // Resident blocks of any size are loaded through the same memory.
-  const size_t ring_bytes = std::max(config_.ring_slots * ring_slot, loading_slot_bytes());
-  GANGLION_ASSIGN_OR_RETURN(ring_region_, Region::reserve(arena, ring_bytes, "the staging ring"));
-  GANGLION_RETURN_IF_ERROR(ring_region_.resize(ring_bytes));
-  GANGLION_CHECK(ring_->try_set_memory(ring_region_.bytes().first(config_.ring_slots * ring_slot)));
-
-  size_t expert_slot = async_io::kIoAlignment;
-  if (config_.expert_groups > 0) expert_slot = expert_slot_bytes(store_, config_.dense_blocks);
-  experts_ = std::make_unique<BlockCache>(config_.dense_blocks, config_.expert_group, config_.expert_groups,
-                                          expert_slot);
-  GANGLION_ASSIGN_OR_RETURN(expert_region_,
-                            Region::reserve(arena, config_.expert_slots * expert_slot, "the expert cache"));
-  GANGLION_RETURN_IF_ERROR(expert_region_.resize(config_.expert_slots * expert_slot));
-  GANGLION_CHECK(experts_->try_set_memory(expert_region_.bytes().first(config_.expert_slots * expert_slot)));
-  asked_.resize(config_.expert_group.size(), false);
-
-  reads_.resize(config_.ring_slots + std::min(config_.expert_slots, kMostExpertReads));
-  for (BlockRead& read : reads_) {
-    read.stream = this;
-    read.next_free = free_reads_;
-    free_reads_ = &read;
-  }
-  return base::ok_status();
 }
 
 size_t NeuronStream::loading_slot_bytes() const {
@@ -101,7 +131,55 @@ size_t NeuronStream::loading_slot_bytes() const {
   return bytes;
 }
 
+Status NeuronStream::rearrange(StreamConfig next) {
+  restart();
+  size_t common = 0;
+  const size_t shorter = std::min(config_.resident.size(), next.resident.size());
+  while (common < shorter && config_.resident[common] == next.resident[common]) ++common;
+  // What shrinks goes first.
+  const size_t ring_slots = std::min(config_.ring_slots, next.ring_slots);
+  const size_t expert_slots = std::min(config_.expert_slots, next.expert_slots);
+  StreamConfig least = config_;
+  least.resident.resize(common);
+  least.ring_slots = ring_slots;
+  least.expert_slots = expert_slots;
+  std::swap(config_, least);
+  set_resident(common);
+  GANGLION_RETURN_IF_ERROR(commit_memory());
+  // Then what grows; blocks that are new are read before they count.
+  config_ = std::move(next);
+  Status status = commit_memory();
+  if (status.ok()) {
+    set_resident(config_.resident.size());
+    status = load(std::span<const BlockId>(config_.resident).subspan(common), nullptr, nullptr);
+  }
+  if (!status.ok()) stream_from(common, ring_slots, expert_slots);
+  index_streamed();
+  return status;
+}
+
+// Growing failed: what would have become resident is streamed, with the slots that there were before.
+void NeuronStream::stream_from(size_t resident_count, size_t ring_slots, size_t expert_slots) {
+  for (size_t i = resident_count; i < config_.resident.size(); ++i) {
+    if (!is_expert(config_.resident[i])) config_.streamed.push_back(config_.resident[i]);
+  }
+  std::sort(config_.streamed.begin(), config_.streamed.end());
+  config_.streamed_tail =
+      static_cast<size_t>(std::count_if(config_.streamed.begin(), config_.streamed.end(),
+                                        [this](BlockId id) { return id >= config_.head_begin; }));
+  config_.resident.resize(resident_count);
+  config_.ring_slots = ring_slots;
+  config_.expert_slots = expert_slots;
+  set_resident(resident_count);
+  GANGLION_CHECK(commit_memory().ok());  // It gives back.
+}
+
 Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+  return load(config_.resident, progress, context);
+}
+
+Status NeuronStream::load(std::span<const BlockId> blocks, bool (*progress)(void*, uint64_t, uint64_t),
+                          void* context) {
   // Reads go through slots of the ring: direct reads are wider than the blocks, which are packed densely.
   struct Load {
     ReadOp op;
@@ -119,7 +197,7 @@ Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), 
   Status error;
   uint64_t done = 0;
   uint64_t total = 0;
-  for (const BlockId id : config_.resident) total += store_.block(id).bytes;
+  for (const BlockId id : blocks) total += store_.block(id).bytes;
   for (size_t i = 0; i < slots; ++i) {
     loads[i].op.memory = ring_region_.data() + i * slot_bytes;
     loads[i].op.context = &loads[i];
@@ -139,7 +217,7 @@ Status NeuronStream::load_resident(bool (*progress)(void*, uint64_t, uint64_t), 
     idle.push_back(&loads[i]);
   }
   bool cached = true;  // Until the page cache lacks a block.
-  for (const BlockId id : config_.resident) {
+  for (const BlockId id : blocks) {
     if (error.ok() && progress != nullptr && !progress(context, done, total)) {
       error = Status(Code::kCancelled, "interrupted");
     }

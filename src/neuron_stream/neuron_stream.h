@@ -34,7 +34,8 @@ using neuron_store::BlockRange;
 /// What the plan decided about blocks. Dense blocks are [0, dense_blocks), expert blocks follow.
 struct StreamConfig {
   BlockId dense_blocks = 0;
-  std::vector<BlockId> resident;       ///< In order of first use.
+  BlockId head_begin = 0;              ///< First block of the output head, the last of the dense ones.
+  std::vector<BlockId> resident;       ///< The ones to give up first stand last.
   std::vector<BlockId> streamed;       ///< Dense blocks not resident, in the order of a pass.
   size_t streamed_tail = 0;            ///< How many at the end of `streamed` belong to the output head.
   std::vector<uint32_t> expert_group;  ///< By expert block: its expert, counted over all layers.
@@ -71,6 +72,12 @@ class NeuronStream {
   /// Reads all resident blocks, calling progress(context, done, total) now and then; false stops with
   /// kCancelled. Errors: those of a read.
   base::Status load_resident(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context);
+
+  /// Changes what is in memory between passes: `next` differs from the present configuration in resident,
+  /// streamed and the numbers of slots alone, and one of the two resident lists begins with the other.
+  /// Shrinking uses give their memory back before growing ones take it. Errors: those of reading new
+  /// residents, which are then streamed; kResources.
+  base::Status rearrange(StreamConfig next);
 
   /// A pass over the model begins; whether this and the next one compute the output head decides what is read
   /// ahead.
@@ -112,7 +119,13 @@ class NeuronStream {
   };
 
   NeuronStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue, StreamConfig config);
-  base::Status commit_memory(neuron_cache::Arena& arena);
+  base::Status reserve_memory(neuron_cache::Arena& arena);
+  base::Status commit_memory();
+  base::Status load(std::span<const BlockId> blocks, bool (*progress)(void*, uint64_t, uint64_t),
+                    void* context);
+  void set_resident(size_t count);
+  void stream_from(size_t resident_count, size_t ring_slots, size_t expert_slots);
+  void index_streamed();
   bool is_expert(BlockId block) const { return block >= config_.dense_blocks; }
   bool in_memory(BlockId block) const;
   size_t loading_slot_bytes() const;

@@ -15,6 +15,8 @@ namespace {
 constexpr uint64_t kSegment = 2 * base::kMiB;
 constexpr size_t kDefaultContext = 4096;
 constexpr size_t kLeastContext = 256;
+// The KV cache starts with so many positions.
+constexpr size_t kFirstPositions = 256;
 constexpr size_t kMostChunk = 512;
 constexpr size_t kMinimumChunk = 16;
 // Fewer slots would leave the device idle while a block is computed on.
@@ -31,22 +33,15 @@ uint64_t packed(std::span<const uint32_t> blocks) {
   return sum;
 }
 
-// Marks an evenly spread share of the blocks resident: the streamed rest then overlaps with every layer's
-// compute.
-uint64_t spread_resident(std::span<const uint32_t> blocks, uint64_t room, std::vector<bool>* resident) {
-  resident->assign(blocks.size(), false);
-  const uint64_t total = packed(blocks);
-  const double share = total == 0 ? 0 : std::min(1.0, static_cast<double>(room) / static_cast<double>(total));
+// As long a prefix of the spread order as fits.
+uint64_t spread_resident(std::span<const uint32_t> blocks, uint64_t room, std::vector<uint32_t>* resident) {
   uint64_t used = 0;
-  double due = 0;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const uint64_t bytes = base::round_up(blocks[i], 64);
-    due += share * static_cast<double>(bytes);
-    if (share >= 1 ||
-        (used + bytes <= room && static_cast<double>(used) + 0.5 * static_cast<double>(bytes) <= due)) {
-      (*resident)[i] = true;
-      used += bytes;
-    }
+  resident->clear();
+  for (const uint32_t block : spread_order(blocks.size())) {
+    const uint64_t bytes = base::round_up(blocks[block], 64);
+    if (used + bytes > room) break;
+    resident->push_back(block);
+    used += bytes;
   }
   return used;
 }
@@ -60,7 +55,8 @@ Plan fixed_part(const ModelSizes& sizes, const PlanRequest& request, size_t cont
   plan.context = context;
   plan.chunk = chunk;
   plan.scratch_bytes = sizes.scratch_bytes(sizes.context, chunk);
-  plan.kv_bytes = sizes.kv_bytes(sizes.context, context, chunk);
+  plan.kv_full_bytes = sizes.kv_bytes(sizes.context, context, chunk);
+  plan.kv_bytes = plan.kv_full_bytes;
   plan.ring_slots = kLeastRingSlots;
   plan.ring_bytes = std::max(kLeastRingSlots * sizes.ring_slot_bytes, sizes.expert_slot_bytes);
   if (sizes.expert_block_count > 0) {
@@ -77,8 +73,10 @@ void share_out(const ModelSizes& sizes, Plan* plan) {
   const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
   const uint64_t fixed = segments(plan->vector_bytes + plan->scratch_bytes) + segments(plan->kv_bytes);
   const uint64_t load_ring = segments(plan->ring_bytes);
-  if (fixed + segments(dense + sizes.expert_bytes) + load_ring <= available) {
-    plan->dense_resident.assign(sizes.dense_blocks.size(), true);
+  plan->dense_resident = spread_order(sizes.dense_blocks.size());
+  const uint64_t full_kv = segments(plan->kv_full_bytes) - segments(plan->kv_bytes);
+  if (fixed + full_kv + segments(dense + sizes.expert_bytes) + load_ring <= available) {
+    plan->kv_bytes = plan->kv_full_bytes;
     plan->resident_bytes = dense + sizes.expert_bytes;
     plan->experts_resident = sizes.expert_block_count > 0;
     plan->expert_slots = 0;
@@ -89,7 +87,6 @@ void share_out(const ModelSizes& sizes, Plan* plan) {
   const uint64_t least_experts = segments(plan->expert_cache_bytes);
   const uint64_t left = available - fixed - least_experts;
   if (has_experts && segments(dense) + load_ring <= left) {
-    plan->dense_resident.assign(sizes.dense_blocks.size(), true);
     plan->resident_bytes = dense;
     const uint64_t room = left + least_experts - segments(dense) - load_ring;
     plan->expert_slots =
@@ -101,9 +98,8 @@ void share_out(const ModelSizes& sizes, Plan* plan) {
   plan->ring_bytes = std::max(plan->ring_slots * sizes.ring_slot_bytes, plan->ring_bytes);
   const uint64_t room = base::round_down(left - std::min(left, segments(plan->ring_bytes)), kSegment);
   plan->resident_bytes = spread_resident(sizes.dense_blocks, room, &plan->dense_resident);
-  for (size_t i = 0; i < sizes.dense_blocks.size(); ++i) {
-    if (!plan->dense_resident[i]) plan->streamed_bytes += sizes.dense_blocks[i];
-  }
+  for (const uint32_t bytes : sizes.dense_blocks) plan->streamed_bytes += bytes;
+  for (const uint32_t block : plan->dense_resident) plan->streamed_bytes -= sizes.dense_blocks[block];
 }
 
 std::string itemise(const Plan& plan) {
@@ -118,7 +114,44 @@ std::string itemise(const Plan& plan) {
           : (", experts " + base::format_bytes(segments(plan.expert_cache_bytes))).c_str());
 }
 
+Status too_small(const Plan& plan, uint64_t budget_bytes, bool fixed_context) {
+  return Status(
+      Code::kResources,
+      base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
+                   base::format_bytes(budget_bytes).c_str(), base::format_bytes(plan.planned_bytes()).c_str(),
+                   itemise(plan).c_str(),
+                   static_cast<unsigned long long>(base::ceil_div(plan.planned_bytes(), base::kMiB)),
+                   fixed_context ? ", or a smaller context (-c)" : ""));
+}
+
 }  // namespace
+
+std::vector<uint32_t> spread_order(size_t count) {
+  std::vector<uint32_t> order;
+  order.reserve(count);
+  unsigned bits = 0;
+  while ((size_t{1} << bits) < count) ++bits;
+  for (size_t i = 0; i < size_t{1} << bits; ++i) {
+    size_t reversed = 0;
+    for (unsigned bit = 0; bit < bits; ++bit) reversed |= (i >> bit & 1) << (bits - 1 - bit);
+    if (reversed < count) order.push_back(static_cast<uint32_t>(reversed));
+  }
+  return order;
+}
+
+Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes, uint64_t kv_bytes) {
+  const PlanRequest request = {.budget_bytes = budget_bytes,
+                               .process_bytes = plan.process_bytes,
+                               .context = plan.context,
+                               .chunk = plan.chunk};
+  Plan next = fixed_part(sizes, request, plan.context, plan.chunk);
+  if (next.planned_bytes() > budget_bytes) return too_small(next, budget_bytes, true);
+  next.budget_bytes = budget_bytes;
+  next.context_lowered = plan.context_lowered;
+  next.kv_bytes = std::min(kv_bytes, next.kv_full_bytes);
+  share_out(sizes, &next);
+  return next;
+}
 
 uint64_t Plan::arena_bytes() const {
   return segments(vector_bytes + scratch_bytes) + segments(kv_bytes) + segments(resident_bytes) +
@@ -155,6 +188,8 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
         request.budget_bytes - std::min(request.budget_bytes, plan.process_bytes + kReserveBytes);
     const bool crowds_out = !fixed_context && context > kLeastContext && plan.kv_bytes > arena / 2;
     if (fits && !crowds_out) {
+      plan.kv_bytes =
+          sizes.kv_bytes(sizes.context, std::min(context, std::max(chunk, kFirstPositions)), chunk);
       share_out(sizes, &plan);
       return plan;
     }
@@ -162,13 +197,7 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
       context = std::max(kLeastContext, context / 2);
       continue;
     }
-    return Status(
-        Code::kResources,
-        base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
-                     base::format_bytes(request.budget_bytes).c_str(),
-                     base::format_bytes(plan.planned_bytes()).c_str(), itemise(plan).c_str(),
-                     static_cast<unsigned long long>(base::ceil_div(plan.planned_bytes(), base::kMiB)),
-                     fixed_context ? ", or a smaller context (-c)" : ""));
+    return too_small(plan, request.budget_bytes, fixed_context);
   }
 }
 

@@ -45,7 +45,8 @@ struct Plan {
   uint64_t reserve_bytes = 0;
   uint64_t vector_bytes = 0;
   uint64_t scratch_bytes = 0;
-  uint64_t kv_bytes = 0;
+  uint64_t kv_bytes = 0;        ///< What the KV cache takes now; it grows with the sequences.
+  uint64_t kv_full_bytes = 0;   ///< What it takes at the full context: other uses then shrink.
   uint64_t resident_bytes = 0;  ///< Of dense blocks, and of experts where all fit.
   uint64_t ring_bytes = 0;      ///< Staging for streamed blocks (while loading only, if nothing is streamed).
   uint64_t expert_cache_bytes = 0;
@@ -55,7 +56,8 @@ struct Plan {
   bool experts_resident = false;
   size_t ring_slots = 0;
   size_t expert_slots = 0;
-  std::vector<bool> dense_resident;     ///< By dense block.
+  /// Dense blocks in memory, a prefix of spread_order(): less memory cuts its end, more extends it.
+  std::vector<uint32_t> dense_resident;
   uint64_t streamed_bytes = 0;          ///< Dense bytes read per pass.
   uint64_t expert_bytes_per_token = 0;  ///< Expert bytes touched per token.
 
@@ -64,6 +66,15 @@ struct Plan {
   uint64_t arena_bytes() const;
   uint64_t planned_bytes() const { return process_bytes + reserve_bytes + arena_bytes(); }
 };
+
+/// All of [0, count), such that every prefix is spread evenly (bit-reversed counting): what is streamed then
+/// overlaps with every layer's compute, whatever the budget.
+std::vector<uint32_t> spread_order(size_t count);
+
+/// `plan` with another budget or another present size of the KV cache; context and chunk stay.
+/// Errors: kResources if the budget does not hold the minimum with the full context.
+base::Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes,
+                          uint64_t kv_bytes);
 
 /// Errors: kResources, saying what is needed for what and the smallest budget that would do.
 base::Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request);

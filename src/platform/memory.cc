@@ -113,6 +113,26 @@ uint64_t read_cgroup_peak() {
   return group.directory.empty() ? 0 : cgroup_number(group.directory + group.peak, 0);
 }
 
+double read_memory_pressure() {
+  const CgroupFiles group = find_cgroup("");
+  for (const std::string& path :
+       {group.directory + "/memory.pressure", std::string("/proc/pressure/memory")}) {
+    std::ifstream in(path);
+    std::string line;
+    while (std::getline(in, line)) {
+      const size_t at = line.find("avg10=");
+      if (line.rfind("full", 0) == 0 && at != std::string::npos) {
+        return std::strtod(line.c_str() + at + std::strlen("avg10="), nullptr);
+      }
+    }
+  }
+  return 0;
+}
+
+void raise_oom_score() {
+  std::ofstream("/proc/self/oom_score_adj") << "500\n";
+}
+
 uint8_t* reserve_address_space(size_t bytes) {
   constexpr size_t kAlign = 2 * base::kMiB;
   void* raw = ::mmap(nullptr, bytes + kAlign, PROT_READ | PROT_WRITE,

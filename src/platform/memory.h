@@ -35,6 +35,13 @@ ProcessMemory read_process_memory();
 /// Largest usage that our memory cgroup has recorded, or 0 where none is readable.
 uint64_t read_cgroup_peak();
 
+/// Share of the last ten seconds, in percent, in which all work stood still for want of memory (PSI "full" of
+/// our cgroup, else of the system); 0 where the kernel does not say.
+double read_memory_pressure();
+
+/// Makes this process the kernel's first choice when memory runs out.
+void raise_oom_score();
+
 /// Reserves address space without memory, a multiple of 2 MiB and aligned to it; null if refused.
 uint8_t* reserve_address_space(size_t bytes);
 void release_address_space(uint8_t* at, size_t bytes);

@@ -1,0 +1,15 @@
+// The parts that avx512vnni_table() is put together from. Internal to kernels/; one accessor per object file.
+#pragma once
+
+#include "kernels/kernel_table.h"
+
+namespace ganglion::kernels {
+
+/// kTypeSlots entries each, null for types that the part does not know.
+const MatmulFn* avx512vnni_gemm_small();
+const MatmulFn* avx512vnni_gemm_super();
+
+/// Needs AVX-512 F, BW, DQ, VL and VNNI, and what avx2_table() needs.
+const KernelTable& avx512vnni_table();
+
+}  // namespace ganglion::kernels
