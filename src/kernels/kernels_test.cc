@@ -588,7 +588,7 @@ TEST(Select, Avx512VnniIsFirstWhereTheProcessorHasIt) {
   const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   EXPECT_EQ(has, select_table("avx512vnni") != nullptr);
-  if (has) EXPECT_EQ(available_tables().front(), select_table("avx512vnni"));
+  EXPECT_EQ(has, std::string(available_tables().front()->name) == "avx512vnni");
 }
 #endif
 
