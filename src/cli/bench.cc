@@ -101,6 +101,7 @@ class Bench {
     const EngineStats before = engine_.stats();
     const double start = now_s();
     for (size_t i = 0; i < flags_.decode_tokens; ++i) {
+      follow_budget_signals(engine_);
       const double token_start = now_s();
       const Status status = feed(1);
       if (!status.ok()) return status;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -15,6 +16,13 @@ namespace ganglion::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
+
+std::atomic<int> g_less_memory{0};
+std::atomic<int> g_more_memory{0};
+
+void on_budget_signal(int number) {
+  ++(number == SIGUSR1 ? g_less_memory : g_more_memory);
+}
 
 void on_signal(int) {
   if (g_interrupted.exchange(true)) ::_exit(130);
@@ -46,6 +54,28 @@ void install_signal_handlers() {
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  struct sigaction budget = {};
+  budget.sa_handler = on_budget_signal;
+  budget.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &budget, nullptr);
+  ::sigaction(SIGUSR2, &budget, nullptr);
+}
+
+void follow_budget_signals(Engine& engine) {
+  static uint64_t granted = engine.plan().budget_bytes;
+  const int less = g_less_memory.exchange(0);
+  const int more = g_more_memory.exchange(0);
+  if (less == 0 && more == 0) return;
+  const uint64_t before = engine.plan().budget_bytes;
+  uint64_t budget = before;
+  for (int i = 0; i < less; ++i) budget -= budget / 4;
+  for (int i = 0; i < more; ++i) budget = std::min(granted, budget + budget / 3);
+  const Status status = engine.set_budget(budget);
+  std::fprintf(stderr, "note: budget %s\n",
+               status.ok() ? ("changed from " + bytes_text(static_cast<double>(before)) + " to " +
+                              bytes_text(static_cast<double>(budget)))
+                                 .c_str()
+                           : ("stays: " + status.message()).c_str());
 }
 
 void add_header_flags(CLI::App& app, EngineOptions* engine, std::vector<std::string>* overrides) {
@@ -115,6 +145,7 @@ Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
     std::fprintf(stderr, "%s", plan_text(plan, prediction.ok() ? &prediction.value() : nullptr).c_str());
   }
   const bool progress = ::isatty(STDERR_FILENO) != 0 && !flags.quiet;
+  prefer_as_memory_victim();
   const Status loaded = engine.value()->load(progress ? show_progress : stop_if_interrupted, nullptr);
   if (progress) std::fprintf(stderr, "\r%30s\r", "");
   if (!loaded.ok()) return loaded;
@@ -167,6 +198,11 @@ std::string plan_text(const PlanSummary& plan, const Prediction* prediction) {
   for (const MemoryItem& item : plan.items) line(item.name, item.bytes);
   line("planned in all", plan.planned_bytes);
   if (plan.streams) {
+    for (const MemoryItem& item : plan.items) {
+      if (item.name == "KV cache" && plan.kv_full_bytes > item.bytes) {
+        line("KV cache may grow to", plan.kv_full_bytes);
+      }
+    }
     line("read for every token", plan.streamed_bytes_per_token);
     if (plan.expert_bytes_per_token > 0) line("experts touched by a token", plan.expert_bytes_per_token);
   }

@@ -41,6 +41,10 @@ std::string plan_text(const PlanSummary& plan, const Prediction* prediction);
 std::atomic<bool>& interrupted();
 void install_signal_handlers();
 
+/// Follows SIGUSR1 (a quarter less memory) and SIGUSR2 (a third more, at most what was granted at start)
+/// since the last call; says on stderr what was done.
+void follow_budget_signals(Engine& engine);
+
 /// "ganglion: message" on stderr; the exit code for it.
 int fail(const Status& status);
 

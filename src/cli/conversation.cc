@@ -82,6 +82,7 @@ Status Conversation::generate_answer(Generator& generator, int64_t most, std::st
   while (!ended && !facts->interrupted && (most < 0 || static_cast<int64_t>(facts->answer_tokens) < most)) {
     facts->context_full = facts->answer_tokens > 0 && session_.position() == session_.context();
     if (facts->context_full) break;
+    follow_budget_signals(engine_);
     const size_t left = most < 0 ? SIZE_MAX : static_cast<size_t>(most) - facts->answer_tokens;
     const Result<std::span<const int32_t>> tokens = generator.step(left, &interrupted());
     facts->interrupted = interrupted();

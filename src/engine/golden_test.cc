@@ -216,6 +216,60 @@ TEST_P(GoldenTest, SameBitsForEveryBudgetChunkThreadCountAndQueue) {
   }
 }
 
+TEST_P(GoldenTest, SameBitsWhileTheBudgetChanges) {
+  const Golden& golden = GetParam();
+  const auto tokens = golden.facts["long"]["tokens"].get<std::vector<int32_t>>();
+  EngineOptions options;
+  options.memory = "1G";
+  options.context = 512;
+  options.chunk = 16;
+  Opened opened = open(golden, options);
+  ASSERT_NE(opened.session, nullptr);
+  const std::vector<float> expected = last_logits(*opened.session, tokens, tokens.size());
+  opened.session->reset();
+  options.memory = "min";
+  const uint64_t least = Engine::open([&] {
+                           options.model_path =
+                               (golden.folder / golden.facts["gguf"].get<std::string>()).string();
+                           return options;
+                         }())
+                             .take()
+                             ->plan()
+                             .budget_bytes;
+  const uint64_t budgets[] = {least + (uint64_t{8} << 20), least + (uint64_t{12} << 20), uint64_t{1} << 30};
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const Status changed = opened.engine->set_budget(budgets[i % 3]);
+    ASSERT_TRUE(changed.ok()) << changed.message();
+    ASSERT_TRUE(opened.session->evaluate({&tokens[i], 1}).ok());
+    EXPECT_LE(opened.engine->plan().planned_bytes, budgets[i % 3]);
+  }
+  EXPECT_EQ(std::vector<float>(opened.session->logits().begin(), opened.session->logits().end()), expected);
+  const uint64_t before = opened.engine->plan().budget_bytes;
+  EXPECT_EQ(opened.engine->set_budget(uint64_t{10} << 20).code(), Code::kResources);
+  EXPECT_EQ(opened.engine->plan().budget_bytes, before) << "refused, and nothing changed";
+  ASSERT_TRUE(opened.session->evaluate({&tokens[0], 1}).ok());
+}
+
+TEST_P(GoldenTest, SameBitsWhileTheKvCacheGrows) {
+  const Golden& golden = GetParam();
+  const auto some = golden.facts["long"]["tokens"].get<std::vector<int32_t>>();
+  std::vector<int32_t> tokens;
+  while (tokens.size() < 450) tokens.insert(tokens.end(), some.begin(), some.end());
+  tokens.resize(450);
+  EngineOptions options;
+  options.memory = "1G";
+  options.context = 512;
+  options.chunk = 64;
+  Opened whole = open(golden, options);
+  ASSERT_NE(whole.session, nullptr);
+  const std::vector<float> expected = last_logits(*whole.session, tokens, tokens.size());
+  options.memory = std::to_string(whole.engine->plan().planned_bytes - (uint64_t{2} << 20));
+  Opened tight = open(golden, options);
+  if (tight.session == nullptr || !tight.engine->plan().streams) GTEST_SKIP() << "too small to be streamed";
+  EXPECT_EQ(last_logits(*tight.session, tokens, 90), expected);
+  EXPECT_LE(tight.engine->plan().planned_bytes, tight.engine->plan().budget_bytes);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, ::testing::ValuesIn(goldens()), [](const auto& test) {
   std::string name = test.param.name;
   std::replace_if(

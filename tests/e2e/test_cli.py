@@ -283,6 +283,20 @@ class DiskFaults(Cli):
         process.communicate(timeout=60)
         self.assertIn(process.returncode, (130, -signal.SIGINT))
 
+    def test_signals_change_the_budget_and_not_the_text(self):
+        args = ["run", "-m", MODEL, "--raw", "-p", "the cat", "-n", "40", "--temp", "0", "--ignore-eos", "--mem", "28M", "-c", "64",
+                "--draft", "off"]
+        expected = ganglion(*args, "-q").stdout
+        process = self.slow_run(*args)
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1):
+            time.sleep(0.7)
+            process.send_signal(number)
+        output, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, error)
+        self.assertEqual(output, expected)
+        self.assertIn("budget changed from", error)
+        self.assertIn("budget stays", error)
+
     def test_truncated_while_running(self):
         copy = os.path.join(self.dir, "copy.gguf")
         shutil.copy(MODEL, copy)
