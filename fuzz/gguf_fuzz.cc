@@ -1,4 +1,5 @@
-// Everything that a model file's header goes through before weights are read: parser, configuration, tensors, vocabulary.
+// Everything that a model file's header goes through before weights are read: parser, configuration, tensors,
+// vocabulary.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,7 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     auto tokenizer = tokenizer::Tokenizer::create(file.value().metadata());
     if (tokenizer.ok()) {
-      auto ids = tokenizer.value()->encode("Hello, w\xc3\xb6rld 123", {.add_special = true, .parse_special = true});
+      auto ids =
+          tokenizer.value()->encode("Hello, w\xc3\xb6rld 123", {.add_special = true, .parse_special = true});
       if (ids.ok()) (void)tokenizer.value()->decode(ids.value());
     }
   }

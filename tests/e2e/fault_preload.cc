@@ -1,4 +1,5 @@
-// A preloaded library that makes reads go wrong, for end-to-end tests of the pread pool. GANGLION_FAULT is one of
+// A preloaded library that makes reads go wrong, for end-to-end tests of the pread pool. GANGLION_FAULT is
+// one of
 //   short        every pread returns at most 1,000 bytes (buffered) or one 4 KiB unit (direct)
 //   eio:N        the Nth large pread and all after it fail with EIO
 //   eio-once:N   only the Nth fails
