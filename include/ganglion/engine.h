@@ -67,7 +67,10 @@ struct EngineStats {
   uint64_t reads = 0;
   uint64_t expert_hits = 0;  ///< Expert blocks.
   uint64_t expert_misses = 0;
-  int64_t io_wait_ns = 0;  ///< Time in which nothing could be computed.
+  uint64_t ahead_reads = 0;    ///< Expert blocks read before they were known to be needed...
+  uint64_t ahead_used = 0;     ///< ...and then needed.
+  bool look_ahead_on = false;  ///< Kept only while it is measured to pay.
+  int64_t io_wait_ns = 0;      ///< Time in which nothing could be computed.
 };
 
 /// What the process has used so far at most.

@@ -30,6 +30,7 @@ struct Measured {
   int64_t decode_wait_ns = 0;
   uint64_t hits = 0;
   uint64_t misses = 0;
+  EngineStats last;
 };
 
 double now_s() {
@@ -112,6 +113,7 @@ class Bench {
     measured_.decode_io_bytes +=
         after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;
     measured_.decode_wait_ns += after.io_wait_ns - before.io_wait_ns;
+    measured_.last = after;
     measured_.hits += after.expert_hits - before.expert_hits;
     measured_.misses += after.expert_misses - before.expert_misses;
     return ok_status();
@@ -182,6 +184,14 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
     std::snprintf(line, sizeof line, "predicted: pp %.2f (%s), tg %.2f (%s)\n",
                   prediction->prefill_tokens_per_s, prediction->prefill_limit.c_str(),
                   prediction->decode_tokens_per_s, prediction->decode_limit.c_str());
+    text += line;
+  }
+  if (m.hits + m.misses > 0) {
+    std::snprintf(line, sizeof line,
+                  "experts: %.1f %% found in memory; look-ahead %s, %llu of %llu blocks used\n",
+                  100.0 * static_cast<double>(m.hits) / static_cast<double>(m.hits + m.misses),
+                  m.last.look_ahead_on ? "on" : "off", static_cast<unsigned long long>(m.last.ahead_used),
+                  static_cast<unsigned long long>(m.last.ahead_reads));
     text += line;
   }
   return text + "peak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +

@@ -149,7 +149,9 @@ class EngineImpl final : public Engine {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());
     if (!runtime_->loaded()) return {};
     const neuron_stream::StreamStats s = runtime_->stream().stats();
-    return {s.device_bytes, s.cached_bytes, s.reads, s.expert_hits, s.expert_misses, s.wait_ns};
+    return {s.device_bytes,  s.cached_bytes, s.reads,      s.expert_hits,
+            s.expert_misses, s.ahead_reads,  s.ahead_used, runtime_->forward().look_ahead_pays(),
+            s.wait_ns};
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "engine/forward_buffers.h"
+#include "platform/clock.h"
 
 namespace ganglion::engine {
 
@@ -68,6 +69,8 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
                         PassSink* sink) {
   GANGLION_CHECK(!rows.empty() && rows.size() <= context_.chunk);
   const ModelConfig& config = *context_.config;
+  const int64_t start_ns = platform::now_ns();
+  single_row_ = rows.size() == 1;
   bool wants_output = false;
   for (const Row& row : rows) wants_output = wants_output || row.wants_logits;
   context_.stream->begin_pass(wants_output, next_output);
@@ -116,6 +119,7 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
   }
   if (wants_output) GANGLION_RETURN_IF_ERROR(output(rows, sink));
   context_.stream->tick();
+  if (single_row_) look_ahead_.add(static_cast<double>(platform::now_ns() - start_ns));
   return base::ok_status();
 }
 
@@ -492,6 +496,43 @@ void ForwardPass::request_wave(const LayerWeights& w, size_t begin, size_t end) 
   }
 }
 
+// Guesses the experts of `layer` by its router on the present hidden state, which misses only the present
+// layer's FFN, and has them read behind what is needed now.
+Status ForwardPass::look_ahead(size_t layer) {
+  const ModelConfig& config = *context_.config;
+  if (layer >= config.layers.size() || !config.layers[layer].moe || config.moe.router_before_attention ||
+      !look_ahead_.use() || context_.stream->expert_slots() == SIZE_MAX) {
+    return base::ok_status();
+  }
+  const LayerWeights& w = context_.weights->layers[layer];
+  const neuron_store::BlockRange router = context_.multiplier->blocks(w.router, 0);
+  for (neuron_store::BlockId id = router.begin; id < router.end; ++id) {
+    if (!context_.stream->is_resident(id))
+      return base::ok_status();  // It would come out of the order of the pass.
+  }
+  float* x = buffers_->ahead.floats(0);
+  context_.kernels->rms_norm(buffers_->hidden, vector(w.ffn_norm), config.dim, config.norm_epsilon, x);
+  buffers_->ahead.store_forms(*context_.kernels, forms_of({&w.router}), 0, config.dim);
+  const size_t experts = config.moe.expert_count;
+  products_ = {{.matrix = &w.router,
+                .x = &buffers_->ahead,
+                .tokens = 1,
+                .out = buffers_->router_logits,
+                .out_stride = experts}};
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  add_bias(vector(w.router_bias), experts, buffers_->router_logits);
+  model::route(config.moe, {buffers_->router_logits, experts}, vector(w.selection_bias),
+               {buffers_->router_scratch, experts}, {buffers_->ahead_routed, config.moe.used_count});
+  for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+    for (size_t i = 0; i < config.moe.used_count; ++i) {
+      const neuron_store::BlockRange range =
+          context_.multiplier->blocks(*matrix, buffers_->ahead_routed[i].expert);
+      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) context_.stream->request_ahead(id);
+    }
+  }
+  return base::ok_status();
+}
+
 // expert_out [end - begin][D]: the experts' outputs for the entries by_expert[begin, end).
 Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   const ModelConfig& config = *context_.config;
@@ -511,6 +552,7 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
     }
   };
   request_wave(w, begin, end);
+  if (single_row_) GANGLION_RETURN_IF_ERROR(look_ahead(layer + 1));
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {
     products_.push_back({.matrix = &w.expert_gate,

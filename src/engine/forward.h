@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "engine/multiply.h"
 #include "engine/scratch.h"
+#include "engine/trial.h"
 #include "kernels/kernel_table.h"
 #include "model/attention.h"
 #include "model/kv_cache.h"
@@ -66,6 +67,8 @@ class ForwardPass {
   static size_t scratch_bytes(const ForwardContext& context);
 
   ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch);
+  /// Whether reading the next layer's likely experts ahead was found to pay when last tried.
+  bool look_ahead_pays() const { return look_ahead_.pays(); }
   ~ForwardPass();
 
   /// Evaluates up to `chunk` rows whose KV positions are prepared. `next_output`: whether the pass after this
@@ -90,6 +93,7 @@ class ForwardPass {
   base::Status route(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
+  base::Status look_ahead(size_t layer);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
   base::Status expert_wave(size_t layer, size_t begin, size_t end);
   base::Status output(std::span<const Row> rows, PassSink* sink);
@@ -110,6 +114,8 @@ class ForwardPass {
   std::vector<model::KvLayout> layouts_;
   std::unique_ptr<model::Rope> rope_;
   std::unique_ptr<model::Rope> rope_local_;
+  Trial look_ahead_;
+  bool single_row_ = false;  // this pass decodes one token
   std::vector<Product> products_;
   std::vector<async_io::ReadOp> row_reads_;
 };

@@ -77,6 +77,8 @@ ForwardPass::Buffers ForwardPass::lay_out(const ForwardContext& context, Scratch
     b.expert_begin = scratch.take<uint32_t>(size_t{moe.expert_count} + 1);
     b.gathered = ActivationRows(scratch, b.ffn_rows, config.dim,
                                 forms_in_layers(weights, &W::expert_gate, &W::expert_up));
+    b.ahead = ActivationRows(scratch, 1, config.dim, forms_in_layers(weights, &W::router));
+    b.ahead_routed = scratch.take<model::Routed>(moe.used_count);
     b.expert_out = scratch.take<float>(b.ffn_rows * config.dim);
   }
   if (mla.kv_rank > 0) {

@@ -26,14 +26,16 @@ struct ForwardPass::Buffers {
   float* logits = nullptr;      // [logit_rows][V]
 
   // Mixture of experts.
-  float* router_logits = nullptr;    // [T][E]
-  float* router_scratch = nullptr;   // [T][E]
-  model::Routed* routed = nullptr;   // [T][used]
-  uint32_t* by_expert = nullptr;     // [T * used]: entries of `routed`, by expert, then row
-  uint32_t* place_of = nullptr;      // [T * used]: the inverse
-  uint32_t* expert_begin = nullptr;  // [E + 1]: where an expert's entries begin in by_expert
-  ActivationRows gathered;           // [R][D]
-  float* expert_out = nullptr;       // [R][D]
+  float* router_logits = nullptr;         // [T][E]
+  float* router_scratch = nullptr;        // [T][E]
+  model::Routed* routed = nullptr;        // [T][used]
+  uint32_t* by_expert = nullptr;          // [T * used]: entries of `routed`, by expert, then row
+  uint32_t* place_of = nullptr;           // [T * used]: the inverse
+  uint32_t* expert_begin = nullptr;       // [E + 1]: where an expert's entries begin in by_expert
+  ActivationRows gathered;                // [R][D]
+  ActivationRows ahead;                   // [1][D]: the next layer's router input, guessed
+  model::Routed* ahead_routed = nullptr;  // [used]
+  float* expert_out = nullptr;            // [R][D]
 
   // Multi-head latent attention.
   ActivationRows q_low;     // [T][q_rank]

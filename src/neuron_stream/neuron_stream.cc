@@ -24,6 +24,8 @@ namespace {
 constexpr size_t kBlockAlignment = 64;
 constexpr size_t kMostExpertReads = 256;
 constexpr size_t kMostRingSlots = 64;
+// With more reads under way, another one only delays them.
+constexpr size_t kBusyReads = 32;
 constexpr size_t kNotStreamed = SIZE_MAX;
 }  // namespace
 
@@ -39,6 +41,7 @@ NeuronStream::NeuronStream(const WeightStore& store, async_io::ReadQueue& queue,
   experts_ = std::make_unique<BlockCache>(config_.dense_blocks, config_.expert_group, config_.expert_groups,
                                           expert_slot);
   asked_.resize(config_.expert_group.size(), false);
+  ahead_.resize(config_.expert_group.size(), false);
   reads_.resize(std::max(config_.ring_slots, kMostRingSlots) + kMostExpertReads);
   for (BlockRead& read : reads_) {
     read.stream = this;
@@ -284,6 +287,10 @@ const uint8_t* NeuronStream::try_pin(BlockId block) {
     asked_[block - config_.dense_blocks] = true;
     ++(here ? stats_.expert_hits : stats_.expert_misses);
   }
+  if (here && is_expert(block) && ahead_[block - config_.dense_blocks]) {
+    ahead_[block - config_.dense_blocks] = false;
+    ++stats_.ahead_used;
+  }
   return here ? cache.pin(block) : nullptr;
 }
 
@@ -301,6 +308,13 @@ void NeuronStream::unpin(BlockId block) {
 void NeuronStream::request(BlockId block) {
   if (!is_expert(block) || resident_data_[block] != nullptr) return;
   if (experts_->state(block) == BlockState::kAbsent) start_read(*experts_, block, true, Priority::kUrgent);
+}
+
+void NeuronStream::request_ahead(BlockId block) {
+  if (resident_data_[block] != nullptr || experts_->state(block) != BlockState::kAbsent) return;
+  if (queue_.in_flight() >= kBusyReads || !start_read(*experts_, block, true, Priority::kLookAhead)) return;
+  ahead_[block - config_.dense_blocks] = true;
+  ++stats_.ahead_reads;
 }
 
 void NeuronStream::poll() {

@@ -50,7 +50,9 @@ struct StreamStats {
   uint64_t reads = 0;
   uint64_t expert_hits = 0;  ///< Expert blocks found in memory when first asked for.
   uint64_t expert_misses = 0;
-  int64_t wait_ns = 0;  ///< Time in wait().
+  uint64_t ahead_reads = 0;  ///< Expert blocks read before they were known to be needed...
+  uint64_t ahead_used = 0;   ///< ...and then needed.
+  int64_t wait_ns = 0;       ///< Time in wait().
 };
 
 class NeuronStream {
@@ -91,6 +93,11 @@ class NeuronStream {
   void unpin(BlockId block);
   /// Has an absent block read as soon as there is room for it. Streamed blocks come by themselves.
   void request(BlockId block);
+  /// Has an expert block read that may be needed soon, at low priority and only while the device has little
+  /// to do.
+  void request_ahead(BlockId block);
+  /// True where the block never has to be waited for.
+  bool is_resident(BlockId block) const { return resident_data_[block] != nullptr; }
   /// Sleeps until a read completes. `first_needed` is a block that the caller cannot go on without: if
   /// nothing is on its way, its read is started. Returns at once if it is in memory. Requires: no streamed
   /// block pinned and at least one expert slot unpinned. Errors: those of any read since the last call whose
@@ -144,6 +151,7 @@ class NeuronStream {
   std::unique_ptr<neuron_cache::BlockCache> ring_;
   std::unique_ptr<neuron_cache::BlockCache> experts_;
   std::vector<size_t> order_of_;   // place in config_.streamed by dense block
+  std::vector<bool> ahead_;        // by expert block: read ahead and not used yet
   std::vector<bool> asked_;        // by expert block: counted as hit or miss in this pass
   size_t cursor_ = 0;              // next of config_.streamed to read
   uint64_t pass_ = 0;              // passes begun

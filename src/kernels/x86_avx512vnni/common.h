@@ -50,11 +50,15 @@ GANGLION_INLINE void transpose_16_bytes(const TileRows& rows, size_t at, __m512i
   columns[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
 
+GANGLION_INLINE __m128i four_words(const uint8_t* const* p, size_t at) {
+  return _mm_setr_epi32(load_i32(p[0] + at), load_i32(p[1] + at), load_i32(p[2] + at), load_i32(p[3] + at));
+}
+
 /// Lane r is the 32-bit word `at` bytes into row r.
 GANGLION_INLINE __m512i column_of_words(const TileRows& rows, size_t at) {
-  alignas(64) int words[kTileRows];
-  for (size_t r = 0; r < kTileRows; ++r) words[r] = load_i32(rows.p[r] + at);
-  return load_512(words);
+  const __m256i low = _mm256_set_m128i(four_words(rows.p + 4, at), four_words(rows.p, at));
+  const __m256i high = _mm256_set_m128i(four_words(rows.p + 12, at), four_words(rows.p + 8, at));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
 /// The half-precision numbers in the low 16 bits of the lanes.
@@ -75,22 +79,73 @@ GANGLION_INLINE __m512i iq4_codebook() {
       _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15));
 }
 
-/// The contract's tree over 8 lanes, each a vector of rows.
-GANGLION_INLINE __m512 tree_of_lanes(const float (*lanes)[kTileRows]) {
-  __m512 v[4];
-  for (size_t l = 0; l < 4; ++l) v[l] = _mm512_add_ps(_mm512_load_ps(lanes[l]), _mm512_load_ps(lanes[l + 4]));
-  return _mm512_add_ps(_mm512_add_ps(v[0], v[2]), _mm512_add_ps(v[1], v[3]));
-}
+/// A tile is up to two panels of 16 rows: with two, each broadcast of activations serves two products.
+static constexpr size_t kPanels = 2;
 
 /// With fewer tokens, repacking costs more than it saves (measured on Zen 4).
 static constexpr size_t kFewestTokens = 4;
 
-/// Tokens of a tile: as many as are needed to share the work of repacking weights; evenly spread.
-static constexpr size_t kTileTokens = 64;
+/// Tokens of a tile share the work of repacking weights. Their lanes, 40 KiB, are most of a tile's scratch on
+/// the stack, which stays below 64 KiB.
+static constexpr size_t kTileTokens = 40;
 
-GANGLION_INLINE size_t token_tile(size_t tokens) {
-  const size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
-  return (tokens + tiles - 1) / tiles;
+/// The lanes of the contract, of one token and 16 rows.
+using Lanes = float[8][kTileRows];
+
+/// Calls `tile(first row, panels, first token, tokens)` for all of a product.
+template <class Tile>
+GANGLION_INLINE void for_each_panel_tile(const MatmulArgs& args, Tile tile) {
+  const size_t tiles = (args.tokens + kTileTokens - 1) / kTileTokens;
+  for (size_t i = 0; i < tiles; ++i) {
+    const size_t t0 = args.tokens * i / tiles, t1 = args.tokens * (i + 1) / tiles;
+    for (size_t r0 = 0; r0 < args.rows; r0 += kPanels * kTileRows) {
+      tile(r0, args.rows - r0 <= kTileRows ? size_t{1} : kPanels, t0, t1 - t0);
+    }
+  }
+}
+
+/// Calls visit.operator()<T>(token) for groups of T = 1 to 6 tokens, of about the same size: 12 sums of two
+/// panels and as many accumulators fill the registers.
+template <class Visit>
+GANGLION_INLINE void for_each_token_group(size_t tokens, Visit visit) {
+  const size_t groups = (tokens + 5) / 6;
+  for (size_t g = 0; g < groups; ++g) {
+    const size_t t = tokens * g / groups;
+    switch (tokens * (g + 1) / groups - t) {
+      case 1:
+        visit.template operator()<1>(t);
+        break;
+      case 2:
+        visit.template operator()<2>(t);
+        break;
+      case 3:
+        visit.template operator()<3>(t);
+        break;
+      case 4:
+        visit.template operator()<4>(t);
+        break;
+      case 5:
+        visit.template operator()<5>(t);
+        break;
+      default:
+        visit.template operator()<6>(t);
+    }
+  }
+}
+
+/// Adds up the lanes by the contract's tree, and writes the rows that there are.
+GANGLION_INLINE void store_lanes(const MatmulArgs& args, size_t r0, size_t t0, size_t tokens,
+                                 const Lanes* lanes) {
+  const size_t rows = args.rows - r0 < kTileRows ? args.rows - r0 : kTileRows;
+  const __mmask16 present = static_cast<__mmask16>((1u << rows) - 1);
+  for (size_t t = 0; t < tokens; ++t) {
+    __m512 v[4];
+    for (size_t l = 0; l < 4; ++l) {
+      v[l] = _mm512_add_ps(_mm512_load_ps(lanes[t][l]), _mm512_load_ps(lanes[t][l + 4]));
+    }
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(v[0], v[2]), _mm512_add_ps(v[1], v[3]));
+    _mm512_mask_storeu_ps(args.out + (t0 + t) * args.out_stride + r0, present, sum);
+  }
 }
 
 }  // namespace ganglion::kernels

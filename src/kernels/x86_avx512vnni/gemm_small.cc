@@ -9,15 +9,20 @@
 namespace ganglion::kernels {
 namespace {
 
-/// Blocks repacked at once, a multiple of the eight lanes of the contract. With kTileTokens, it keeps all of
-/// Scratch at 60 KiB: it lies on the stack, and in the second-level cache.
-constexpr size_t kPieceBlocks = 32;
+/// Blocks repacked at once, a multiple of the eight lanes of the contract: two panels of them, 20 KiB, stay
+/// in the first-level cache for all tokens of a tile.
+constexpr size_t kPieceBlocks = 16;
 
-struct alignas(64) Scratch {
-  uint8_t codes[kPieceBlocks][8][64];  ///< Of a block, elements 4 k to 4 k + 3 of all 16 rows together.
+/// Blocks of 16 rows.
+struct Panel {
+  uint8_t codes[kPieceBlocks][8][64];  ///< Of a block, elements 4 k to 4 k + 3 of all rows together.
   float scales[kPieceBlocks][kTileRows];
   float mins[kPieceBlocks][kTileRows];
-  float lanes[kTileTokens][8][kTileRows];
+};
+
+struct alignas(64) Scratch {
+  Panel panels[kPanels];
+  Lanes lanes[kPanels][kTileTokens];
   /// Per token and block: -kOffset * sum of the activations, or that sum as a float for types with a minimum.
   int32_t sums[kTileTokens][kPieceBlocks];
 };
@@ -56,45 +61,49 @@ struct Traits {
 
 // Each type: the codes of one block of 16 rows, and its scales, given the first 32 bits of the block.
 struct Q4_0 : Traits<TensorType::kQ4_0, 18, 8, false> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) { put_nibbles(rows, 2, codes); }
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    put_nibbles(rows, at + 2, codes);
+  }
 };
 
 struct Q4_1 : Traits<TensorType::kQ4_1, 20, 0, true> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) { put_nibbles(rows, 4, codes); }
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    put_nibbles(rows, at + 4, codes);
+  }
 };
 
 struct Q5_0 : Traits<TensorType::kQ5_0, 22, 16, false> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) {
-    put_nibbles(rows, 6, codes);
-    add_fifth_bits(column_of_words(rows, 2), codes);
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    put_nibbles(rows, at + 6, codes);
+    add_fifth_bits(column_of_words(rows, at + 2), codes);
   }
 };
 
 struct Q5_1 : Traits<TensorType::kQ5_1, 24, 0, true> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) {
-    put_nibbles(rows, 8, codes);
-    add_fifth_bits(column_of_words(rows, 4), codes);
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    put_nibbles(rows, at + 8, codes);
+    add_fifth_bits(column_of_words(rows, at + 4), codes);
   }
 };
 
 struct Q8_0 : Traits<TensorType::kQ8_0, 34, 128, false> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) {
-    transpose_16_bytes(rows, 2, codes);
-    transpose_16_bytes(rows, 18, codes + 4);
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    transpose_16_bytes(rows, at + 2, codes);
+    transpose_16_bytes(rows, at + 18, codes + 4);
     for (size_t k = 0; k < 8; ++k) codes[k] = _mm512_xor_si512(codes[k], _mm512_set1_epi8(-128));
   }
 };
 
 struct Iq4Nl : Traits<TensorType::kIQ4_NL, 18, 128, false> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) {
-    put_nibbles(rows, 2, codes);
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    put_nibbles(rows, at + 2, codes);
     for (size_t k = 0; k < 8; ++k) codes[k] = _mm512_shuffle_epi8(iq4_codebook(), codes[k]);
   }
 };
 
 struct Mxfp4 : Traits<TensorType::kMXFP4, 17, 12, false> {
-  GANGLION_INLINE void codes(const TileRows& rows, __m512i* codes) {
-    put_nibbles(rows, 1, codes);
+  GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
+    put_nibbles(rows, at + 1, codes);
     // The doubled E2M1 values, 12 higher.
     const __m512i values =
         _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -111,122 +120,124 @@ struct Mxfp4 : Traits<TensorType::kMXFP4, 17, 12, false> {
 };
 
 template <class Type>
-void repack(const MatmulArgs& args, size_t r0, size_t b0, size_t count, Scratch* scratch) {
-  TileRows rows = tile_rows(args, r0, b0 * Type::kBytes);
+void repack(const MatmulArgs& args, size_t r0, size_t b0, size_t count, Panel* panel) {
+  const TileRows rows = tile_rows(args, r0, b0 * Type::kBytes);
   for (size_t b = 0; b < count; ++b) {
     __m512i codes[8];
-    Type::codes(rows, codes);
-    for (size_t k = 0; k < 8; ++k) store_512(scratch->codes[b][k], codes[k]);
-    const __m512i head = column_of_words(rows, 0);
-    _mm512_store_ps(scratch->scales[b], Type::scales(head));
-    if (Type::kHasMin) _mm512_store_ps(scratch->mins[b], low_halves(_mm512_srli_epi32(head, 16)));
-    for (size_t r = 0; r < kTileRows; ++r) rows.p[r] += Type::kBytes;
+    Type::codes(rows, b * Type::kBytes, codes);
+    for (size_t k = 0; k < 8; ++k) store_512(panel->codes[b][k], codes[k]);
+    const __m512i head = column_of_words(rows, b * Type::kBytes);
+    _mm512_store_ps(panel->scales[b], Type::scales(head));
+    if (Type::kHasMin) _mm512_store_ps(panel->mins[b], low_halves(_mm512_srli_epi32(head, 16)));
   }
 }
 
-/// Where the parts of an activation row lie, in bytes.
-struct Layout {
-  size_t scales_at;
-  size_t sums_at;
+/// A piece of the activations of some tokens: where their values, scales and sums begin.
+struct Activations {
+  const uint8_t* q;
+  const uint8_t* scales;
+  const uint8_t* sums;
+  size_t stride;
 };
 
 template <class Type>
-void take_sums(const MatmulArgs& args, const Layout& layout, size_t t0, size_t tokens, size_t b0,
-               size_t count, Scratch* scratch) {
+void take_sums(const Activations& x, size_t tokens, int32_t (*sums)[kPieceBlocks]) {
+  // Rows end on a multiple of 64 bytes and pieces begin on one of 32: 16 sums are always there to read.
   for (size_t t = 0; t < tokens; ++t) {
-    const uint8_t* p = args.x + (t0 + t) * args.x_stride + layout.sums_at + b0 * sizeof(int16_t);
-    // Rows end on a multiple of 64 bytes and pieces begin on one: 16 sums are always there to read.
-    for (size_t b = 0; b < count; b += 16) {
-      const __m512i sums = _mm512_cvtepi16_epi32(load_256(p + b * sizeof(int16_t)));
-      const __m512i taken = Type::kHasMin ? _mm512_castps_si512(_mm512_cvtepi32_ps(sums))
-                                          : _mm512_mullo_epi32(sums, _mm512_set1_epi32(-Type::kOffset));
-      store_512(scratch->sums[t] + b, taken);
+    const __m512i of_blocks = _mm512_cvtepi16_epi32(load_256(x.sums + t * x.stride));
+    const __m512i taken = Type::kHasMin ? _mm512_castps_si512(_mm512_cvtepi32_ps(of_blocks))
+                                        : _mm512_mullo_epi32(of_blocks, _mm512_set1_epi32(-Type::kOffset));
+    store_512(sums[t], taken);
+  }
+}
+
+/// The products of block b of R panels with T tokens; they begin at what is to be taken off.
+template <class Type, size_t R, size_t T>
+GANGLION_INLINE void block_products(const Scratch& scratch, const uint8_t* const* q, size_t b, size_t t,
+                                    __m512i (*products)[T]) {
+  for (size_t i = 0; i < T; ++i) {
+    const __m512i first = Type::kOffset ? _mm512_set1_epi32(scratch.sums[t + i][b]) : _mm512_setzero_si512();
+    for (size_t r = 0; r < R; ++r) products[r][i] = first;
+  }
+  for (size_t k = 0; k < 8; ++k) {
+    __m512i codes[R];
+    for (size_t r = 0; r < R; ++r) codes[r] = _mm512_load_si512(scratch.panels[r].codes[b][k]);
+    for (size_t i = 0; i < T; ++i) {
+      const __m512i four = _mm512_set1_epi32(load_i32(q[i] + 32 * b + 4 * k));
+      for (size_t r = 0; r < R; ++r) products[r][i] = _mm512_dpbusd_epi32(products[r][i], codes[r], four);
     }
   }
 }
 
-/// T tokens, whose activations begin at x and whose lanes and sums are those from t on, times one piece.
-template <class Type, size_t T>
-void multiply(const uint8_t* x, const Layout& layout, size_t x_stride, size_t b0, size_t count, size_t t,
-              Scratch* scratch) {
+/// T tokens from t on, whose activations are x, times one piece of R panels. Lane by lane, so that the
+/// accumulators stay in registers.
+template <class Type, size_t R, size_t T>
+void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
   const uint8_t* q[T];
-  for (size_t i = 0; i < T; ++i) q[i] = x + i * x_stride + 32 * b0;
-  const uint8_t* scales = x + layout.scales_at + b0 * sizeof(float);
+  for (size_t i = 0; i < T; ++i) q[i] = x.q + (t + i) * x.stride;
+  const uint8_t* x_scales = x.scales + t * x.stride;
   for (size_t lane = 0; lane < 8 && lane < count; ++lane) {
-    __m512 acc[T];
-    for (size_t i = 0; i < T; ++i) acc[i] = _mm512_load_ps(scratch->lanes[t + i][lane]);
+    __m512 acc[R][T];
+    for (size_t r = 0; r < R; ++r) {
+      for (size_t i = 0; i < T; ++i) acc[r][i] = _mm512_load_ps(scratch->lanes[r][t + i][lane]);
+    }
     for (size_t b = lane; b < count; b += 8) {
-      __m512i products[T];
+      __m512i products[R][T];
+      block_products<Type, R, T>(*scratch, q, b, t, products);
       for (size_t i = 0; i < T; ++i) {
-        products[i] = Type::kOffset ? _mm512_set1_epi32(scratch->sums[t + i][b]) : _mm512_setzero_si512();
-      }
-      for (size_t k = 0; k < 8; ++k) {
-        const __m512i codes = _mm512_load_si512(scratch->codes[b][k]);
-        for (size_t i = 0; i < T; ++i) {
-          const __m512i four = _mm512_set1_epi32(load_i32(q[i] + 32 * b + 4 * k));
-          products[i] = _mm512_dpbusd_epi32(products[i], codes, four);
-        }
-      }
-      const __m512 w_scales = _mm512_load_ps(scratch->scales[b]);
-      for (size_t i = 0; i < T; ++i) {
-        float x_scale;
-        memcpy(&x_scale, scales + i * x_stride + b * sizeof(float), sizeof x_scale);
-        const __m512 wide_scale = _mm512_set1_ps(x_scale);
-        acc[i] =
-            _mm512_fmadd_ps(_mm512_mul_ps(w_scales, wide_scale), _mm512_cvtepi32_ps(products[i]), acc[i]);
-        if (Type::kHasMin) {
+        const __m512 x_scale =
+            _mm512_castsi512_ps(_mm512_set1_epi32(load_i32(x_scales + i * x.stride + 4 * b)));
+        for (size_t r = 0; r < R; ++r) {
+          const __m512 scale = _mm512_mul_ps(_mm512_load_ps(scratch->panels[r].scales[b]), x_scale);
+          acc[r][i] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products[r][i]), acc[r][i]);
+          if (!Type::kHasMin) continue;
           const __m512 sum = _mm512_castsi512_ps(_mm512_set1_epi32(scratch->sums[t + i][b]));
-          acc[i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_load_ps(scratch->mins[b]), wide_scale), sum, acc[i]);
+          const __m512 min = _mm512_mul_ps(_mm512_load_ps(scratch->panels[r].mins[b]), x_scale);
+          acc[r][i] = _mm512_fmadd_ps(min, sum, acc[r][i]);
         }
       }
     }
-    for (size_t i = 0; i < T; ++i) _mm512_store_ps(scratch->lanes[t + i][lane], acc[i]);
+    for (size_t r = 0; r < R; ++r) {
+      for (size_t i = 0; i < T; ++i) _mm512_store_ps(scratch->lanes[r][t + i][lane], acc[r][i]);
+    }
   }
 }
 
 template <class Type>
-void tile(const MatmulArgs& args, const Layout& layout, size_t r0, size_t t0, size_t tokens,
-          Scratch* scratch) {
-  memset(scratch->lanes, 0, tokens * sizeof scratch->lanes[0]);
+void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t tokens, Scratch* scratch) {
+  for (size_t r = 0; r < panels; ++r) memset(scratch->lanes[r], 0, tokens * sizeof(Lanes));
   const size_t blocks = args.n / 32;
+  const uint8_t* x0 = args.x + t0 * args.x_stride;
+  const uint8_t* scales = x0 + activation_scales_offset(args.n);
+  const uint8_t* sums = x0 + activation_sums_offset(ActivationForm::kQ8Block32, args.n);
   for (size_t b0 = 0; b0 < blocks; b0 += kPieceBlocks) {
     const size_t count = blocks - b0 < kPieceBlocks ? blocks - b0 : kPieceBlocks;
-    repack<Type>(args, r0, b0, count, scratch);
-    take_sums<Type>(args, layout, t0, tokens, b0, count, scratch);
-    size_t t = 0;
-    const auto at = [&](size_t token) { return args.x + (t0 + token) * args.x_stride; };
-    for (; t + 8 <= tokens; t += 8) multiply<Type, 8>(at(t), layout, args.x_stride, b0, count, t, scratch);
-    if (t + 4 <= tokens) {
-      multiply<Type, 4>(at(t), layout, args.x_stride, b0, count, t, scratch);
-      t += 4;
+    const Activations x = {x0 + 32 * b0, scales + sizeof(float) * b0, sums + sizeof(int16_t) * b0,
+                           args.x_stride};
+    for (size_t r = 0; r < panels; ++r) {
+      repack<Type>(args, r0 + r * kTileRows, b0, count, &scratch->panels[r]);
     }
-    if (t + 2 <= tokens) {
-      multiply<Type, 2>(at(t), layout, args.x_stride, b0, count, t, scratch);
-      t += 2;
-    }
-    if (t < tokens) multiply<Type, 1>(at(t), layout, args.x_stride, b0, count, t, scratch);
+    if (Type::kHasMin || Type::kOffset) take_sums<Type>(x, tokens, scratch->sums);
+    for_each_token_group(tokens, [&]<size_t T>(size_t t) {
+      if (panels == 1) {
+        multiply<Type, 1, T>(x, count, t, scratch);
+      } else {
+        multiply<Type, kPanels, T>(x, count, t, scratch);
+      }
+    });
   }
-  const size_t rows = args.rows - r0 < kTileRows ? args.rows - r0 : kTileRows;
-  const __mmask16 present = static_cast<__mmask16>((1u << rows) - 1);
-  for (size_t t = 0; t < tokens; ++t) {
-    float* out = args.out + (t0 + t) * args.out_stride + r0;
-    _mm512_mask_storeu_ps(out, present, tree_of_lanes(scratch->lanes[t]));
+  for (size_t r = 0; r < panels; ++r) {
+    store_lanes(args, r0 + r * kTileRows, t0, tokens, scratch->lanes[r]);
   }
 }
 
 template <class Type>
 void gemm(const MatmulArgs& args) {
   if (args.tokens < kFewestTokens) return avx2_matmul_small()[static_cast<size_t>(Type::kType)](args);
-  const Layout layout = {activation_scales_offset(args.n),
-                         activation_sums_offset(ActivationForm::kQ8Block32, args.n)};
-  const size_t tile_tokens = token_tile(args.tokens);
   Scratch scratch;
-  for (size_t t0 = 0; t0 < args.tokens; t0 += tile_tokens) {
-    const size_t tokens = args.tokens - t0 < tile_tokens ? args.tokens - t0 : tile_tokens;
-    for (size_t r0 = 0; r0 < args.rows; r0 += kTileRows) {
-      tile<Type>(args, layout, r0, t0, tokens, &scratch);
-    }
-  }
+  for_each_panel_tile(args, [&](size_t r0, size_t panels, size_t t0, size_t tokens) {
+    tile<Type>(args, r0, panels, t0, tokens, &scratch);
+  });
 }
 
 struct Table {

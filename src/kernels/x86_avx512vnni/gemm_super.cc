@@ -8,9 +8,6 @@
 namespace ganglion::kernels {
 namespace {
 
-/// Super-blocks repacked at once. With kTileTokens, it keeps Scratch at 56 KiB: it lies on the stack.
-constexpr size_t kPieceSupers = 4;
-
 /// One super-block of 16 rows.
 struct alignas(64) Super {
   uint8_t codes[64][64];       ///< Elements 4 k to 4 k + 3 of all rows together.
@@ -21,8 +18,8 @@ struct alignas(64) Super {
 };
 
 struct alignas(64) Scratch {
-  Super supers[kPieceSupers];
-  float lanes[kTileTokens][8][kTileRows];
+  Super panels[kPanels];
+  Lanes lanes[kPanels][kTileTokens];
 };
 
 /// 32 bytes of each row: word k of all rows in columns[k].
@@ -254,115 +251,113 @@ struct Iq4Xs {
   }
 };
 
-/// Where the parts of an activation row lie, in bytes.
-struct Layout {
-  size_t scales_at;
-  size_t sums_at;
+/// The activations of some tokens for one super-block.
+struct Activations {
+  const uint8_t* q;
+  const uint8_t* scale;
+  const uint8_t* sums;
+  size_t stride;
 };
 
-GANGLION_INLINE __m512 broadcast_float(const uint8_t* p) {
-  float value;
-  memcpy(&value, p, sizeof value);
-  return _mm512_set1_ps(value);
-}
-
-/// The int32 sums of one super-block for T tokens, whose q begin at q0: codes times activations times
-/// sub-scales.
-template <class Type, size_t T>
-GANGLION_INLINE void add_groups(const Super& super, const uint8_t* q0, size_t x_stride, __m512i* totals) {
+/// Sums of codes times activations times sub-scales, of R panels and the T tokens whose values begin at q.
+template <class Type, size_t R, size_t T>
+GANGLION_INLINE void add_groups(const Super* panels, const uint8_t* const* q, __m512i (*totals)[T]) {
   constexpr size_t kWords = Type::kGroup / 4;
   for (size_t g = 0; g < 256 / Type::kGroup; ++g) {
-    __m512i products[T];
-    for (size_t i = 0; i < T; ++i) products[i] = _mm512_setzero_si512();
-    for (size_t k = g * kWords; k < (g + 1) * kWords; ++k) {
-      const __m512i codes = _mm512_load_si512(super.codes[k]);
+    __m512i products[R][T];
+    for (size_t r = 0; r < R; ++r) {
+      for (size_t i = 0; i < T; ++i) products[r][i] = _mm512_setzero_si512();
+    }
+    for (size_t k = 0; k < kWords; ++k) {
+      __m512i codes[R];
+      for (size_t r = 0; r < R; ++r) codes[r] = _mm512_load_si512(panels[r].codes[g * kWords + k]);
       for (size_t i = 0; i < T; ++i) {
-        const __m512i four = _mm512_set1_epi32(load_i32(q0 + i * x_stride + 4 * k));
-        products[i] = _mm512_dpbusd_epi32(products[i], codes, four);
+        const __m512i four = _mm512_set1_epi32(load_i32(q[i] + 4 * (g * kWords + k)));
+        for (size_t r = 0; r < R; ++r) products[r][i] = _mm512_dpbusd_epi32(products[r][i], codes[r], four);
       }
     }
-    const __m512i scale = _mm512_load_si512(super.sub_scales[g]);
-    for (size_t i = 0; i < T; ++i) {
-      totals[i] = _mm512_add_epi32(totals[i], _mm512_mullo_epi32(products[i], scale));
+    for (size_t r = 0; r < R; ++r) {
+      const __m512i scale = _mm512_load_si512(panels[r].sub_scales[g]);
+      for (size_t i = 0; i < T; ++i) {
+        totals[r][i] = _mm512_add_epi32(totals[r][i], _mm512_mullo_epi32(products[r][i], scale));
+      }
     }
   }
 }
 
-/// T tokens, whose activations begin at x and whose lanes are those from t on, times super-block b.
-template <class Type, size_t T>
-void multiply(const Super& super, const uint8_t* x, const Layout& layout, size_t x_stride, size_t b,
-              float (*lanes)[8][kTileRows]) {
-  __m512i totals[T], pairs[T];
-  for (size_t i = 0; i < T; ++i) totals[i] = pairs[i] = _mm512_setzero_si512();
-  const uint8_t* sums = x + layout.sums_at + b * 32;
+/// Adds the products of the pairs with the sums of activations.
+template <size_t R, size_t T>
+GANGLION_INLINE void add_pairs_of_groups(const Super* panels, const uint8_t* sums, size_t stride,
+                                         __m512i (*totals)[T]) {
   for (size_t g = 0; g < 8; ++g) {
-    const __m512i pair = _mm512_load_si512(super.pairs[g]);
+    __m512i pairs[R];
+    for (size_t r = 0; r < R; ++r) pairs[r] = _mm512_load_si512(panels[r].pairs[g]);
     for (size_t i = 0; i < T; ++i) {
-      const __m512i two = _mm512_set1_epi32(load_i32(sums + i * x_stride + 4 * g));
-      pairs[i] = _mm512_dpwssd_epi32(pairs[i], pair, two);
+      const __m512i two = _mm512_set1_epi32(load_i32(sums + i * stride + 4 * g));
+      for (size_t r = 0; r < R; ++r) totals[r][i] = _mm512_dpwssd_epi32(totals[r][i], pairs[r], two);
     }
   }
-  if (!Type::kHasMin) {
-    for (size_t i = 0; i < T; ++i) totals[i] = pairs[i];
-  }
-  add_groups<Type, T>(super, x + 256 * b, x_stride, totals);
-  const __m512 scales = _mm512_load_ps(super.scales), min_scales = _mm512_load_ps(super.min_scales);
+}
+
+/// T tokens from t on, whose activations are x, times one super-block of R panels, into lane `lane`.
+template <class Type, size_t R, size_t T>
+void multiply(const Activations& x, size_t lane, size_t t, Scratch* scratch) {
+  const uint8_t* q[T];
+  __m512i totals[R][T], mins[R][T];
   for (size_t i = 0; i < T; ++i) {
-    const __m512 x_scale = broadcast_float(x + i * x_stride + layout.scales_at + b * sizeof(float));
-    float* lane = lanes[i][b % 8];
-    __m512 acc = _mm512_load_ps(lane);
-    acc = _mm512_fmadd_ps(_mm512_mul_ps(scales, x_scale), _mm512_cvtepi32_ps(totals[i]), acc);
-    if (Type::kHasMin) {
-      acc = _mm512_fnmadd_ps(_mm512_mul_ps(min_scales, x_scale), _mm512_cvtepi32_ps(pairs[i]), acc);
+    q[i] = x.q + (t + i) * x.stride;
+    for (size_t r = 0; r < R; ++r) totals[r][i] = mins[r][i] = _mm512_setzero_si512();
+  }
+  add_groups<Type, R, T>(scratch->panels, q, totals);
+  add_pairs_of_groups<R, T>(scratch->panels, x.sums + t * x.stride, x.stride, Type::kHasMin ? mins : totals);
+  for (size_t i = 0; i < T; ++i) {
+    const __m512 x_scale = _mm512_castsi512_ps(_mm512_set1_epi32(load_i32(x.scale + (t + i) * x.stride)));
+    for (size_t r = 0; r < R; ++r) {
+      const Super& panel = scratch->panels[r];
+      float* to = scratch->lanes[r][t + i][lane];
+      const __m512 scale = _mm512_mul_ps(_mm512_load_ps(panel.scales), x_scale);
+      __m512 acc = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(totals[r][i]), _mm512_load_ps(to));
+      if (Type::kHasMin) {
+        const __m512 min_scale = _mm512_mul_ps(_mm512_load_ps(panel.min_scales), x_scale);
+        acc = _mm512_fnmadd_ps(min_scale, _mm512_cvtepi32_ps(mins[r][i]), acc);
+      }
+      _mm512_store_ps(to, acc);
     }
-    _mm512_store_ps(lane, acc);
   }
 }
 
 template <class Type>
-void tile(const MatmulArgs& args, const Layout& layout, size_t r0, size_t t0, size_t tokens,
-          Scratch* scratch) {
-  memset(scratch->lanes, 0, tokens * sizeof scratch->lanes[0]);
-  const size_t supers = args.n / 256;
-  for (size_t b0 = 0; b0 < supers; b0 += kPieceSupers) {
-    const size_t count = supers - b0 < kPieceSupers ? supers - b0 : kPieceSupers;
-    for (size_t b = 0; b < count; ++b) {
-      Type::repack(tile_rows(args, r0, (b0 + b) * Type::kBytes), &scratch->supers[b]);
+void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t tokens, Scratch* scratch) {
+  for (size_t r = 0; r < panels; ++r) memset(scratch->lanes[r], 0, tokens * sizeof(Lanes));
+  const uint8_t* x0 = args.x + t0 * args.x_stride;
+  const uint8_t* scales = x0 + activation_scales_offset(args.n);
+  const uint8_t* sums = x0 + activation_sums_offset(ActivationForm::kQ8Block256, args.n);
+  for (size_t b = 0; b < args.n / 256; ++b) {
+    const Activations x = {x0 + 256 * b, scales + sizeof(float) * b, sums + 16 * sizeof(int16_t) * b,
+                           args.x_stride};
+    for (size_t r = 0; r < panels; ++r) {
+      Type::repack(tile_rows(args, r0 + r * kTileRows, b * Type::kBytes), &scratch->panels[r]);
     }
-    size_t t = 0;
-    const auto multiply_piece = [&]<size_t T>() {
-      const uint8_t* x = args.x + (t0 + t) * args.x_stride;
-      for (size_t b = 0; b < count; ++b) {
-        multiply<Type, T>(scratch->supers[b], x, layout, args.x_stride, b0 + b, scratch->lanes + t);
+    for_each_token_group(tokens, [&]<size_t T>(size_t t) {
+      if (panels == 1) {
+        multiply<Type, 1, T>(x, b % 8, t, scratch);
+      } else {
+        multiply<Type, kPanels, T>(x, b % 8, t, scratch);
       }
-      t += T;
-    };
-    while (t + 8 <= tokens) multiply_piece.template operator()<8>();
-    if (t + 4 <= tokens) multiply_piece.template operator()<4>();
-    if (t + 2 <= tokens) multiply_piece.template operator()<2>();
-    if (t < tokens) multiply_piece.template operator()<1>();
+    });
   }
-  const size_t rows = args.rows - r0 < kTileRows ? args.rows - r0 : kTileRows;
-  const __mmask16 present = static_cast<__mmask16>((1u << rows) - 1);
-  for (size_t t = 0; t < tokens; ++t) {
-    float* out = args.out + (t0 + t) * args.out_stride + r0;
-    _mm512_mask_storeu_ps(out, present, tree_of_lanes(scratch->lanes[t]));
+  for (size_t r = 0; r < panels; ++r) {
+    store_lanes(args, r0 + r * kTileRows, t0, tokens, scratch->lanes[r]);
   }
 }
 
 template <class Type>
 void gemm(const MatmulArgs& args) {
   if (args.tokens < kFewestTokens) return avx2_matmul_super()[static_cast<size_t>(Type::kType)](args);
-  const Layout layout = {activation_scales_offset(args.n),
-                         activation_sums_offset(ActivationForm::kQ8Block256, args.n)};
-  const size_t tile_tokens = token_tile(args.tokens);
   Scratch scratch;
-  for (size_t t0 = 0; t0 < args.tokens; t0 += tile_tokens) {
-    const size_t tokens = args.tokens - t0 < tile_tokens ? args.tokens - t0 : tile_tokens;
-    for (size_t r0 = 0; r0 < args.rows; r0 += kTileRows) {
-      tile<Type>(args, layout, r0, t0, tokens, &scratch);
-    }
-  }
+  for_each_panel_tile(args, [&](size_t r0, size_t panels, size_t t0, size_t tokens) {
+    tile<Type>(args, r0, panels, t0, tokens, &scratch);
+  });
 }
 
 struct Table {

@@ -1,0 +1,37 @@
+#include "engine/trial.h"
+
+#include <gtest/gtest.h>
+
+namespace ganglion::engine {
+namespace {
+
+// Tokens of `tokens` that used the option, each taking `with` or `without`.
+size_t used_of(Trial& trial, size_t tokens, double with, double without) {
+  size_t used = 0;
+  for (size_t i = 0; i < tokens; ++i) {
+    const bool use = trial.use();
+    used += use ? 1 : 0;
+    trial.add(use ? with : without);
+  }
+  return used;
+}
+
+TEST(Trial, KeepsWhatPaysAndDropsWhatDoesNot) {
+  Trial good;
+  EXPECT_GT(used_of(good, 1000, 80, 100), 900U);
+  EXPECT_TRUE(good.pays());
+  Trial bad;
+  EXPECT_LT(used_of(bad, 1000, 120, 100), 100U);
+  EXPECT_FALSE(bad.pays());
+}
+
+TEST(Trial, FollowsAChange) {
+  Trial trial;
+  used_of(trial, 500, 80, 100);
+  EXPECT_TRUE(trial.pays());
+  used_of(trial, 500, 120, 100);
+  EXPECT_FALSE(trial.pays());
+}
+
+}  // namespace
+}  // namespace ganglion::engine
