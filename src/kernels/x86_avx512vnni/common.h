@@ -89,6 +89,17 @@ static constexpr size_t kFewestTokens = 4;
 /// the stack, which stays below 64 KiB.
 static constexpr size_t kTileTokens = 40;
 
+/// Asks for `kBytes` of each of six activation rows. Tokens of one tile come from the second or third cache,
+/// in runs too short for the hardware to notice; addresses past the end are harmless.
+template <size_t kBytes>
+GANGLION_INLINE void prefetch_six(const uint8_t* x, size_t stride) {
+  for (size_t i = 0; i < 6; ++i) {
+    for (size_t at = 0; at < kBytes; at += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(x) + i * stride + at, _MM_HINT_T0);
+    }
+  }
+}
+
 /// The lanes of the contract, of one token and 16 rows.
 using Lanes = float[8][kTileRows];
 

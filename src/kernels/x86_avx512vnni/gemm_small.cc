@@ -176,6 +176,8 @@ void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
   const uint8_t* q[T];
   for (size_t i = 0; i < T; ++i) q[i] = x.q + (t + i) * x.stride;
   const uint8_t* x_scales = x.scales + t * x.stride;
+  prefetch_six<32 * kPieceBlocks>(x.q + (t + T) * x.stride, x.stride);
+  prefetch_six<64>(x_scales + T * x.stride, x.stride);
   for (size_t lane = 0; lane < 8 && lane < count; ++lane) {
     __m512 acc[R][T];
     for (size_t r = 0; r < R; ++r) {

@@ -308,6 +308,7 @@ void multiply(const Activations& x, size_t lane, size_t t, Scratch* scratch) {
     q[i] = x.q + (t + i) * x.stride;
     for (size_t r = 0; r < R; ++r) totals[r][i] = mins[r][i] = _mm512_setzero_si512();
   }
+  prefetch_six<256>(x.q + (t + T) * x.stride, x.stride);
   add_groups<Type, R, T>(scratch->panels, q, totals);
   add_pairs_of_groups<R, T>(scratch->panels, x.sums + t * x.stride, x.stride, Type::kHasMin ? mins : totals);
   for (size_t i = 0; i < T; ++i) {
