@@ -40,8 +40,12 @@ class Generator {
 
   /// Evaluates `tokens` after what the session holds already, which is `held` (its prefix of the history).
   /// Errors: as Session::evaluate; on kCancelled what was done stays, see history().
+  /// `progress` (or null) is told the tokens done and in all after every `piece` of them (any size gives the
+  /// same bits).
   Status prompt(std::span<const int32_t> held, std::span<const int32_t> tokens,
-                const std::atomic<bool>* cancel);
+                const std::atomic<bool>* cancel, size_t piece = SIZE_MAX,
+                void (*progress)(void* context, uint64_t done, uint64_t total) = nullptr,
+                void* context = nullptr);
 
   /// The next tokens, one or more. Evaluates the last one returned before, which prompt() or step() left to
   /// do. `most`: return at most so many (at least 1). Errors: as Session::evaluate and Sampler::sample.

@@ -53,6 +53,10 @@ struct ShardVerdict {
 /// Checks every shard by itself (structure, sizes, optionally its SHA-256, which reads the whole file), then
 /// the model as a whole (all parts, all tensors of the architecture with the right shapes): that is the last
 /// entry, with an empty path. Errors: only if no file can be found at all.
-Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256);
+/// `progress` (or null) is told the bytes hashed so far and in all.
+Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256,
+                                               void (*progress)(void* context, uint64_t done,
+                                                                uint64_t total) = nullptr,
+                                               void* context = nullptr);
 
 }  // namespace ganglion

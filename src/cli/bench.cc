@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cli/command.h"
+#include "cli/progress.h"
 
 namespace ganglion::cli {
 
@@ -69,7 +70,9 @@ class Bench {
     // One unmeasured token: pages are touched and caches filled.
     const Status warm = feed(1);
     if (!warm.ok()) return warm;
+    Progress progress("measuring");
     for (size_t i = 0; i < flags_.repetitions; ++i) {
+      progress.update(i, flags_.repetitions);
       const Status status = repeat();
       if (!status.ok()) return status;
     }

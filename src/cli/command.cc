@@ -11,6 +11,8 @@
 #include <iostream>
 #include <iterator>
 
+#include "cli/progress.h"
+
 namespace ganglion::cli {
 
 namespace {
@@ -28,17 +30,8 @@ void on_signal(int) {
   if (g_interrupted.exchange(true)) ::_exit(130);
 }
 
-bool show_progress(void* /*context*/, uint64_t done, uint64_t total) {
-  static uint64_t last_percent = 101;
-  const uint64_t percent = total == 0 ? 100 : done * 100 / total;
-  if (percent != last_percent) {
-    last_percent = percent;
-    std::fprintf(stderr, "\rreading weights: %3llu %%", static_cast<unsigned long long>(percent));
-  }
-  return !g_interrupted.load();
-}
-
-bool stop_if_interrupted(void* /*context*/, uint64_t /*done*/, uint64_t /*total*/) {
+bool show_loading(void* progress, uint64_t done, uint64_t total) {
+  static_cast<Progress*>(progress)->update(done, total);
   return !g_interrupted.load();
 }
 
@@ -144,10 +137,12 @@ Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
     if (plan.streams) prediction = predict_speed(plan);
     std::fprintf(stderr, "%s", plan_text(plan, prediction.ok() ? &prediction.value() : nullptr).c_str());
   }
-  const bool progress = ::isatty(STDERR_FILENO) != 0 && !flags.quiet;
   prefer_as_memory_victim();
-  const Status loaded = engine.value()->load(progress ? show_progress : stop_if_interrupted, nullptr);
-  if (progress) std::fprintf(stderr, "\r%30s\r", "");
+  Status loaded;
+  {
+    Progress progress("reading weights");
+    loaded = engine.value()->load(show_loading, &progress);
+  }
   if (!loaded.ok()) return loaded;
   return engine;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cli/progress.h"
 #include "ganglion/chat.h"
 
 namespace ganglion::cli {
@@ -65,7 +66,11 @@ Status Conversation::evaluate_prompt(Generator& generator, const std::vector<int
   facts->prompt_tokens = prompt.size() - common;
   const double start = now_s();
   const std::span<const int32_t> all(prompt);
-  const Status status = generator.prompt(all.first(common), all.subspan(common), &interrupted());
+  Progress progress("reading the prompt");
+  const Status status = generator.prompt(
+      all.first(common), all.subspan(common), &interrupted(), engine_.plan().chunk,
+      [](void* shown, uint64_t done, uint64_t total) { static_cast<Progress*>(shown)->update(done, total); },
+      &progress);
   facts->prompt_s = now_s() - start;
   facts->interrupted = status.code() == Code::kCancelled;
   return facts->interrupted ? ok_status() : status;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/progress.h"
 
 namespace ganglion::cli {
 
@@ -89,7 +90,16 @@ int run_inspect(const InspectFlags& flags) {
 }
 
 int run_verify(const std::string& path, bool sha256) {
-  const Result<std::vector<ShardVerdict>> verdicts = verify_model(path, sha256);
+  Result<std::vector<ShardVerdict>> verdicts = std::vector<ShardVerdict>();
+  {
+    Progress progress("hashing");
+    verdicts = verify_model(
+        path, sha256,
+        [](void* shown, uint64_t done, uint64_t total) {
+          static_cast<Progress*>(shown)->update(done, total);
+        },
+        &progress);
+  }
   if (!verdicts.ok()) return fail(verdicts.status());
   int code = 0;
   std::string text;

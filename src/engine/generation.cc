@@ -75,12 +75,22 @@ Generator::Generator(Session& session, Sampler& sampler, const GenerationOptions
 Generator::~Generator() = default;
 
 Status Generator::prompt(std::span<const int32_t> held, std::span<const int32_t> tokens,
-                         const std::atomic<bool>* cancel) {
+                         const std::atomic<bool>* cancel, size_t piece,
+                         void (*progress)(void*, uint64_t, uint64_t), void* context) {
   State& s = *state_;
-  GANGLION_CHECK(held.size() == s.session.position());
+  GANGLION_CHECK(held.size() == s.session.position() && piece > 0);
   s.history.assign(held.begin(), held.end());
   s.has_pending = false;
-  const Status status = s.session.evaluate(tokens, cancel);
+  if (tokens.empty()) return Status(Code::kInvalidArgument, "the prompt has no tokens");
+  // Refused as a whole if it does not fit, before any of it is evaluated.
+  if (tokens.size() > s.session.context() - s.session.position()) piece = tokens.size();
+  Status status;
+  for (size_t at = 0; at < tokens.size() && status.ok();) {
+    const size_t count = std::min(piece, tokens.size() - at);
+    status = s.session.evaluate(tokens.subspan(at, count), cancel);
+    at += count;
+    if (progress != nullptr) progress(context, at, tokens.size());
+  }
   const size_t done = s.session.position() - held.size();
   s.history.insert(s.history.end(), tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(done));
   s.sampler.reset();

@@ -78,7 +78,9 @@ MetadataEntry describe(const base::Metadata& metadata, const std::string& key, c
   return entry;
 }
 
-Result<std::string> hash_file(const std::string& path) {
+// Calls step(bytes) after each piece.
+template <typename Step>
+Result<std::string> hash_file(const std::string& path, Step&& step) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   base::Sha256 sha;
   std::vector<uint8_t> chunk(base::kMiB);
@@ -86,6 +88,7 @@ Result<std::string> hash_file(const std::string& path) {
     chunk.resize(std::min<uint64_t>(base::kMiB, file.size() - at));
     GANGLION_RETURN_IF_ERROR(file.read_exact(at, chunk));
     sha.update(chunk);
+    step(chunk.size());
   }
   return sha.finish();
 }
@@ -120,18 +123,28 @@ Result<ModelContents> inspect_model(const std::string& path, const Overrides& ov
   return contents;
 }
 
-Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256) {
+Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256,
+                                               void (*progress)(void*, uint64_t, uint64_t), void* context) {
   std::vector<ShardVerdict> verdicts;
   const Result<std::vector<std::string>> paths = format::resolve_model_files(path);
   // Where a part is missing, the others are still worth a look; the verdict on the whole names it.
   const std::vector<std::string> files = paths.ok() ? paths.value() : std::vector<std::string>{path};
+  uint64_t total = 0;
+  uint64_t done = 0;
+  for (const std::string& file : files) {
+    const Result<platform::File> opened = platform::File::open(file);
+    if (opened.ok()) total += opened.value().size();
+  }
   for (const std::string& file : files) {
     ShardVerdict verdict{file, 0, ok_status(), ""};
     const Result<GgufModel> shard = GgufModel::open_single(file);
     verdict.status = shard.ok() ? ok_status() : shard.status();
     if (shard.ok()) verdict.bytes = shard.value().file_bytes();
     if (sha256) {
-      Result<std::string> hash = hash_file(file);
+      Result<std::string> hash = hash_file(file, [&](uint64_t bytes) {
+        done += bytes;
+        if (progress != nullptr) progress(context, done, total);
+      });
       if (hash.ok()) verdict.sha256 = hash.take();
       if (!hash.ok() && verdict.status.ok()) verdict.status = hash.status();
     }

@@ -79,6 +79,20 @@ GANGLION_INLINE __m512i iq4_codebook() {
       _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15));
 }
 
+/// The doubled E2M1 values of MXFP4, 12 higher.
+GANGLION_INLINE __m512i fp4_codebook() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
+/// Half the power of two of the E8M0 exponent in the low byte of each lane; the two lowest are subnormal.
+GANGLION_INLINE __m512 e8m0_halves(__m512i words) {
+  const __m512i e = _mm512_and_si512(words, _mm512_set1_epi32(255));
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __m512i subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+  const __mmask16 low = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, low, subnormal));
+}
+
 /// A tile is up to two panels of 16 rows: with two, each broadcast of activations serves two products.
 static constexpr size_t kPanels = 2;
 

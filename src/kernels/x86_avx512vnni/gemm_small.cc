@@ -2,7 +2,6 @@
 // A piece of the rows is repacked on the stack so that one vpdpbusd adds four products to each row's sum; an
 // activation is broadcast to all rows. Weights are unsigned codes, `kOffset` above their value; what that
 // adds is taken off through the sums of activations. Same bits as reference/matmul.cc.
-#include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx512vnni/avx512vnni.h"
 #include "kernels/x86_avx512vnni/common.h"
 
@@ -104,19 +103,9 @@ struct Iq4Nl : Traits<TensorType::kIQ4_NL, 18, 128, false> {
 struct Mxfp4 : Traits<TensorType::kMXFP4, 17, 12, false> {
   GANGLION_INLINE void codes(const TileRows& rows, size_t at, __m512i* codes) {
     put_nibbles(rows, at + 1, codes);
-    // The doubled E2M1 values, 12 higher.
-    const __m512i values =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    for (size_t k = 0; k < 8; ++k) codes[k] = _mm512_shuffle_epi8(values, codes[k]);
+    for (size_t k = 0; k < 8; ++k) codes[k] = _mm512_shuffle_epi8(fp4_codebook(), codes[k]);
   }
-  /// Half the power of two of an E8M0 exponent; the two lowest are subnormal.
-  GANGLION_INLINE __m512 scales(__m512i head) {
-    const __m512i e = _mm512_and_si512(head, _mm512_set1_epi32(255));
-    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
-    const __m512i subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
-    const __mmask16 low = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, low, subnormal));
-  }
+  GANGLION_INLINE __m512 scales(__m512i head) { return e8m0_halves(head); }
 };
 
 template <class Type>
@@ -235,7 +224,6 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
 
 template <class Type>
 void gemm(const MatmulArgs& args) {
-  if (args.tokens < kFewestTokens) return avx2_matmul_small()[static_cast<size_t>(Type::kType)](args);
   Scratch scratch;
   for_each_panel_tile(args, [&](size_t r0, size_t panels, size_t t0, size_t tokens) {
     tile<Type>(args, r0, panels, t0, tokens, &scratch);
