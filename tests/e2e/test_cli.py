@@ -395,6 +395,23 @@ class Limits(Cli):
             self.assertLessEqual(peak, budget)
 
     @unittest.skipUnless(has_cgroup(), "SKIPPED: no memory cgroup can be made here")
+    def test_every_fixture_stays_within_three_budgets(self):
+        folder = os.path.join(FIXTURES, "models")
+        for name in sorted(os.listdir(folder)):
+            if not name.endswith(".gguf"):
+                continue
+            model = os.path.join(folder, name)
+            expected = answer(model).stdout
+            smallest = json.loads(ganglion("plan", "-m", model, "--mem", "min", "--json").stdout)["budget_bytes"]
+            for budget in (smallest // 4096 * 4096 + (1 << 20), smallest // 4096 * 4096 + (4 << 20), 64 << 20):
+                with self.subTest(model=name, budget=budget):
+                    done, peak = self.run_in_cgroup(budget, "run", "-m", model, "--raw", "-p", "the cat", "-n", "20", "--temp",
+                                                    "0", "-q", "--mem", str(budget))
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertEqual(done.stdout, expected)
+                    self.assertLessEqual(peak, budget)
+
+    @unittest.skipUnless(has_cgroup(), "SKIPPED: no memory cgroup can be made here")
     def test_a_budget_above_the_cgroups_limit_is_refused(self):
         done, _ = self.run_in_cgroup(100 << 20, "run", "-m", MODEL, "--raw", "-p", "a", "-n", "1", "--mem", "200M", "-q")
         self.expect_refusal(done, 4, "limit")
