@@ -16,9 +16,9 @@ struct Group {
 /// The first 32 bits of eight blocks of kBytes.
 template <size_t kBytes>
 GANGLION_INLINE __m256i heads(const uint8_t* p) {
-  return _mm256_setr_epi32(load_i32(p), load_i32(p + kBytes), load_i32(p + 2 * kBytes),
-                           load_i32(p + 3 * kBytes), load_i32(p + 4 * kBytes), load_i32(p + 5 * kBytes),
-                           load_i32(p + 6 * kBytes), load_i32(p + 7 * kBytes));
+  const uint8_t* q = p + 4 * kBytes;
+  return _mm256_set_m128i(four_words(q, q + kBytes, q + 2 * kBytes, q + 3 * kBytes),
+                          four_words(p, p + kBytes, p + 2 * kBytes, p + 3 * kBytes));
 }
 
 /// The half-precision scales at the start of eight blocks. Those of 18-byte blocks are words 0, 9, .. 63.
@@ -138,15 +138,28 @@ struct Mxfp4 : Traits<TensorType::kMXFP4, 17, 12, false> {
   }
 };
 
-/// Lane b of the result is the sum of the eight int32 of half b % 2 of p[b / 2].
-GANGLION_INLINE __m256i sum_halves_of_4(const __m512i* p) {
+/// Per 128-bit lane of the result, sums of the four int32 in that lane of p[0], p[1], p[2] and p[3].
+GANGLION_INLINE __m512i sum_quarters(const __m512i* p) {
   const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi64(p[0], p[1]), _mm512_unpackhi_epi64(p[0], p[1]));
   const __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi64(p[2], p[3]), _mm512_unpackhi_epi64(p[2], p[3]));
   const __m512 x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
-  // Per 128-bit lane: a quarter of each of p[0], p[1], p[2] and p[3].
-  const __m512i quarters =
-      _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, _MM_SHUFFLE(2, 0, 2, 0))),
-                       _mm512_castps_si512(_mm512_shuffle_ps(x, y, _MM_SHUFFLE(3, 1, 3, 1))));
+  return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, _MM_SHUFFLE(2, 0, 2, 0))),
+                          _mm512_castps_si512(_mm512_shuffle_ps(x, y, _MM_SHUFFLE(3, 1, 3, 1))));
+}
+
+/// The same where sums of two int32 fit into 16 bits: codes of up to 5 bits give 8 * 31 * 127 = 31496 at
+/// most.
+GANGLION_INLINE __m512i sum_small_quarters(const __m512i* p) {
+  const __m512i one = _mm512_set1_epi16(1);
+  const __m512i a = _mm512_madd_epi16(_mm512_packs_epi32(p[0], p[1]), one);
+  const __m512i b = _mm512_madd_epi16(_mm512_packs_epi32(p[2], p[3]), one);
+  return _mm512_madd_epi16(_mm512_packs_epi32(a, b), one);
+}
+
+/// Lane b of the result is the sum of the eight int32 of half b % 2 of p[b / 2].
+template <bool kSmall>
+GANGLION_INLINE __m256i sum_halves_of_4(const __m512i* p) {
+  const __m512i quarters = kSmall ? sum_small_quarters(p) : sum_quarters(p);
   const __m512i even = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
   const __m512i odd = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
   return _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(even, quarters)),
@@ -161,7 +174,7 @@ GANGLION_INLINE __m256 add_group(const Group& group, const int8_t* q, const floa
   for (size_t i = 0; i < 4; ++i) {
     parts[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), group.codes[i], load_512(q + 64 * i));
   }
-  __m256i products = sum_halves_of_4(parts);
+  __m256i products = sum_halves_of_4<(Type::kOffset < 128)>(parts);
   const __m256i x_sums = _mm256_cvtepi16_epi32(load_128(sums));
   if (Type::kOffset == 8) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 3));
   if (Type::kOffset == 16) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 4));
