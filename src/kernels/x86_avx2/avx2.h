@@ -11,6 +11,7 @@ const MatmulFn* avx2_matmul_super();
 const MatmulFn* avx2_matmul_float();
 /// Tiles for many tokens; with few, they call the parts above.
 const MatmulFn* avx2_gemm_small();
+const MatmulFn* avx2_gemm_super();
 /// Products of the remaining types: reference dequantisation of pieces of a row, vector dot.
 const MatmulFn* avx2_matmul_dequantized();
 /// Puts the KV entries (vector entries) of AVX2 into a table.

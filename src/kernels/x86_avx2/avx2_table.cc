@@ -7,8 +7,8 @@ namespace {
 KernelTable make_table() {
   KernelTable table = reference_table();
   table.name = "avx2";
-  const MatmulFn* const parts[] = {avx2_matmul_small(), avx2_matmul_super(), avx2_matmul_float(),
-                                   avx2_matmul_dequantized(), avx2_gemm_small()};
+  const MatmulFn* const parts[] = {avx2_matmul_small(),       avx2_matmul_super(), avx2_matmul_float(),
+                                   avx2_matmul_dequantized(), avx2_gemm_small(),   avx2_gemm_super()};
   for (const MatmulFn* part : parts) {
     for (size_t slot = 0; slot < kTypeSlots; ++slot) {
       if (part[slot]) table.matmul[slot] = part[slot];

@@ -159,6 +159,11 @@ void take_sums(const Activations& x, size_t tokens, int32_t (*sums)[kPieceBlocks
 template <class Type, size_t R, size_t T>
 GANGLION_INLINE void pair_sums(const Panel* panels, const uint8_t* const* q, size_t b, size_t k0,
                                __m256i (*sums)[T]) {
+  for (size_t r = 0; r < R; ++r) {
+    for (size_t i = 0; i < T; ++i) sums[r][i] = _mm256_setzero_si256();
+  }
+  // Unrolled altogether, GCC 12 loads everything first and spills it: a quarter slower.
+#pragma GCC unroll 2
   for (size_t k = 0; k < Type::kSteps; ++k) {
     __m256i codes[R];
     for (size_t r = 0; r < R; ++r) codes[r] = aligned_256(panels[r].codes[b][k0 + k]);
@@ -169,7 +174,7 @@ GANGLION_INLINE void pair_sums(const Panel* panels, const uint8_t* const* q, siz
         const __m256i product =
             Type::kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes[r]), _mm256_sign_epi8(four, codes[r]))
                           : _mm256_maddubs_epi16(codes[r], four);
-        sums[r][i] = k == 0 ? product : _mm256_add_epi16(sums[r][i], product);
+        sums[r][i] = _mm256_add_epi16(sums[r][i], product);
       }
     }
   }
@@ -180,27 +185,30 @@ template <class Type, size_t R, size_t T>
 GANGLION_INLINE void multiply_block(const uint8_t* const* q, const uint8_t* x_scales, size_t stride, size_t b,
                                     size_t t, Scratch* scratch) {
   __m256i products[R][T];
+  for (size_t i = 0; i < T; ++i) {
+    const __m256i first = Type::kOffset ? _mm256_set1_epi32(scratch->sums[t + i][b]) : _mm256_setzero_si256();
+    for (size_t r = 0; r < R; ++r) products[r][i] = first;
+  }
   for (size_t k = 0; k < 8; k += Type::kSteps) {
     __m256i sums[R][T];
     pair_sums<Type, R, T>(scratch->panels, q, b, k, sums);
     for (size_t i = 0; i < T; ++i) {
       for (size_t r = 0; r < R; ++r) {
         const __m256i four = _mm256_madd_epi16(sums[r][i], _mm256_set1_epi16(1));
-        products[r][i] = k == 0 ? four : _mm256_add_epi32(products[r][i], four);
+        products[r][i] = _mm256_add_epi32(products[r][i], four);
       }
     }
   }
   for (size_t i = 0; i < T; ++i) {
-    const __m256i taken = _mm256_set1_epi32(scratch->sums[t + i][b]);
     const __m256 x_scale = _mm256_castsi256_ps(_mm256_set1_epi32(load_i32(x_scales + i * stride + 4 * b)));
     for (size_t r = 0; r < R; ++r) {
-      if (Type::kOffset) products[r][i] = _mm256_add_epi32(products[r][i], taken);
       float* lane = scratch->lanes[r][t + i][b % 8];
       const __m256 scale = _mm256_mul_ps(_mm256_load_ps(scratch->panels[r].scales[b]), x_scale);
       __m256 acc = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(products[r][i]), _mm256_load_ps(lane));
       if (Type::kHasMin) {
         const __m256 min = _mm256_mul_ps(_mm256_load_ps(scratch->panels[r].mins[b]), x_scale);
-        acc = _mm256_fmadd_ps(min, _mm256_castsi256_ps(taken), acc);
+        const __m256 sum = _mm256_castsi256_ps(_mm256_set1_epi32(scratch->sums[t + i][b]));
+        acc = _mm256_fmadd_ps(min, sum, acc);
       }
       _mm256_store_ps(lane, acc);
     }
@@ -208,7 +216,7 @@ GANGLION_INLINE void multiply_block(const uint8_t* const* q, const uint8_t* x_sc
 }
 
 template <class Type, size_t R, size_t T>
-void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
+[[gnu::noinline]] void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
   const uint8_t* q[T];
   for (size_t i = 0; i < T; ++i) q[i] = x.q + (t + i) * x.stride;
   const uint8_t* x_scales = x.scales + t * x.stride;

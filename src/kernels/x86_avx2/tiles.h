@@ -13,8 +13,8 @@ static constexpr size_t kPanels = 2;
 static constexpr size_t kFewestTokens = 5;
 /// Tokens of a tile share the work of repacking. Their lanes take 32 KiB of stack.
 static constexpr size_t kTileTokens = 64;
-/// Sums of two panels times four tokens stay in registers.
-static constexpr size_t kGroupTokens = 4;
+/// Sums of two panels times three tokens stay in registers, with what they are made of.
+static constexpr size_t kGroupTokens = 3;
 
 /// The lanes of the contract, of one token and 8 rows.
 using Lanes = float[8][kPanelRows];
@@ -129,11 +129,8 @@ GANGLION_INLINE void for_each_token_group(size_t tokens, Visit visit) {
       case 2:
         visit.template operator()<2>(t);
         break;
-      case 3:
-        visit.template operator()<3>(t);
-        break;
       default:
-        visit.template operator()<4>(t);
+        visit.template operator()<kGroupTokens>(t);
     }
   }
 }
