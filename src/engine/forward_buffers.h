@@ -2,9 +2,26 @@
 // experts used).
 #pragma once
 
+#include <initializer_list>
+
 #include "engine/forward.h"
 
 namespace ganglion::engine {
+
+/// The forms that a group of matrices reads; absent ones read none.
+inline FormSet forms_of(std::initializer_list<const model::MatrixRef*> matrices) {
+  FormSet forms;
+  for (const model::MatrixRef* matrix : matrices) {
+    if (matrix->present()) forms.add(matrix->type);
+  }
+  return forms;
+}
+
+/// x += bias, or nothing if there is none.
+inline void add_bias(const float* bias, size_t n, float* x) {
+  if (bias == nullptr) return;
+  for (size_t i = 0; i < n; ++i) x[i] += bias[i];
+}
 
 struct ForwardPass::Buffers {
   float* hidden = nullptr;  // [T][D]

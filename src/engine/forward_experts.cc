@@ -1,0 +1,190 @@
+// The mixture-of-experts part of the forward pass: routing, waves of experts, look-ahead.
+#include <algorithm>
+
+#include "engine/forward_buffers.h"
+
+namespace ganglion::engine {
+
+using base::Status;
+using model::LayerWeights;
+using model::MatrixRef;
+using model_config::ModelConfig;
+
+// routed [T][used]: experts of each row, ascending, with weights.
+Status ForwardPass::route(size_t rows, size_t layer) {
+  const ModelConfig& config = *context_.config;
+  const LayerWeights& w = context_.weights->layers[layer];
+  const size_t experts = config.moe.expert_count;
+  products_ = {{.matrix = &w.router,
+                .x = &buffers_->normed,
+                .tokens = rows,
+                .out = buffers_->router_logits,
+                .out_stride = experts}};
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  for_rows(rows, [&](size_t i) {
+    float* logits = buffers_->router_logits + i * experts;
+    add_bias(vector(w.router_bias), experts, logits);
+    model::route(config.moe, {logits, experts}, vector(w.selection_bias),
+                 {buffers_->router_scratch + i * experts, experts},
+                 {buffers_->routed + i * config.moe.used_count, config.moe.used_count});
+  });
+  return base::ok_status();
+}
+
+// projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each
+// expert is used once per pass; groups are taken in waves that fit the buffers.
+Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
+  const ModelConfig& config = *context_.config;
+  const size_t used = config.moe.used_count;
+  const size_t entries = rows * used;
+  buffers_->sort_by_expert(config.moe.expert_count, entries);
+  for (size_t e = 0; e < config.moe.expert_count; ++e) {
+    if (buffers_->expert_begin[e] < buffers_->expert_begin[e + 1]) {
+      context_.stream->use_expert(static_cast<uint32_t>(layer * config.moe.expert_count + e));
+    }
+  }
+  std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
+  size_t begin = 0;
+  while (begin < entries) {
+    // As many whole experts as the buffers hold rows for.
+    size_t end = begin;
+    while (end < entries) {
+      const uint32_t expert = buffers_->routed[buffers_->by_expert[end]].expert;
+      if (buffers_->expert_begin[expert + 1] - begin > buffers_->ffn_rows) break;
+      end = buffers_->expert_begin[expert + 1];
+    }
+    GANGLION_RETURN_IF_ERROR(expert_wave(layer, begin, end));
+    for_rows(rows, [&](size_t i) {
+      for (size_t slot = i * used; slot < (i + 1) * used; ++slot) {
+        const size_t place = buffers_->place_of[slot];
+        if (place < begin || place >= end) continue;
+        context_.kernels->add_scaled(buffers_->expert_out + (place - begin) * config.dim,
+                                     buffers_->routed[slot].weight, config.dim,
+                                     buffers_->projected + i * config.dim);
+      }
+    });
+    begin = end;
+  }
+  return base::ok_status();
+}
+
+// Has all blocks of a wave read at once, so that the down matrices arrive while gate and up are computed -
+// unless the cache is so small that they would displace each other.
+void ForwardPass::request_wave(const LayerWeights& w, size_t begin, size_t end) {
+  size_t blocks = 0;
+  for (const bool count_only : {true, false}) {
+    if (!count_only && 2 * blocks > context_.stream->expert_slots()) return;
+    for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+      for (size_t i = begin; i < end;) {
+        const uint32_t expert = buffers_->routed[buffers_->by_expert[i]].expert;
+        const neuron_store::BlockRange range = context_.multiplier->blocks(*matrix, expert);
+        blocks += range.end - range.begin;
+        for (neuron_store::BlockId id = range.begin; !count_only && id < range.end; ++id)
+          context_.stream->request(id);
+        i = buffers_->expert_begin[expert + 1];
+      }
+    }
+  }
+}
+
+// Guesses the experts of `layer` by its router on the present hidden state, which misses only the present
+// layer's FFN, and has them read behind what is needed now.
+Status ForwardPass::look_ahead(size_t layer) {
+  const ModelConfig& config = *context_.config;
+  if (layer >= config.layers.size() || !config.layers[layer].moe || config.moe.router_before_attention ||
+      !look_ahead_.use() || context_.stream->expert_slots() == SIZE_MAX) {
+    return base::ok_status();
+  }
+  const LayerWeights& w = context_.weights->layers[layer];
+  const neuron_store::BlockRange router = context_.multiplier->blocks(w.router, 0);
+  for (neuron_store::BlockId id = router.begin; id < router.end; ++id) {
+    if (!context_.stream->is_resident(id))
+      return base::ok_status();  // It would come out of the order of the pass.
+  }
+  float* x = buffers_->ahead.floats(0);
+  context_.kernels->rms_norm(buffers_->hidden, vector(w.ffn_norm), config.dim, config.norm_epsilon, x);
+  buffers_->ahead.store_forms(*context_.kernels, forms_of({&w.router}), 0, config.dim);
+  const size_t experts = config.moe.expert_count;
+  products_ = {{.matrix = &w.router,
+                .x = &buffers_->ahead,
+                .tokens = 1,
+                .out = buffers_->router_logits,
+                .out_stride = experts}};
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  add_bias(vector(w.router_bias), experts, buffers_->router_logits);
+  model::route(config.moe, {buffers_->router_logits, experts}, vector(w.selection_bias),
+               {buffers_->router_scratch, experts}, {buffers_->ahead_routed, config.moe.used_count});
+  for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+    for (size_t i = 0; i < config.moe.used_count; ++i) {
+      const neuron_store::BlockRange range =
+          context_.multiplier->blocks(*matrix, buffers_->ahead_routed[i].expert);
+      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) context_.stream->request_ahead(id);
+    }
+  }
+  return base::ok_status();
+}
+
+// expert_out [end - begin][D]: the experts' outputs for the entries by_expert[begin, end).
+Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
+  const ModelConfig& config = *context_.config;
+  const LayerWeights& w = context_.weights->layers[layer];
+  const size_t width = config.moe.expert_ffn;
+  const size_t used = config.moe.used_count;
+  const size_t stride = buffers_->ffn.float_stride();
+  for_rows(end - begin, [&](size_t i) {
+    buffers_->gathered.copy_row(i, buffers_->normed, buffers_->by_expert[begin + i] / used);
+  });
+  const auto for_experts = [&](auto&& body) {
+    for (size_t i = begin; i < end;) {
+      const uint32_t expert = buffers_->routed[buffers_->by_expert[i]].expert;
+      const size_t next = buffers_->expert_begin[expert + 1];
+      body(expert, i - begin, next - i);
+      i = next;
+    }
+  };
+  request_wave(w, begin, end);
+  if (single_row_) GANGLION_RETURN_IF_ERROR(look_ahead(layer + 1));
+  products_.clear();
+  for_experts([&](uint32_t expert, size_t at, size_t count) {
+    products_.push_back({.matrix = &w.expert_gate,
+                         .slice = expert,
+                         .x = &buffers_->gathered,
+                         .first_row = at,
+                         .tokens = count,
+                         .out = buffers_->ffn.floats(at),
+                         .out_stride = stride});
+    products_.push_back({.matrix = &w.expert_up,
+                         .slice = expert,
+                         .x = &buffers_->gathered,
+                         .first_row = at,
+                         .tokens = count,
+                         .out = buffers_->up + at * stride,
+                         .out_stride = stride});
+  });
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  const auto expert_vector = [&](const model::VectorRef& ref, uint32_t expert, size_t size) {
+    return ref.present() ? vector(ref) + expert * size : nullptr;
+  };
+  products_.clear();
+  for_experts([&](uint32_t expert, size_t at, size_t count) {
+    activate(count, width, at, forms_of({&w.expert_down}), expert_vector(w.expert_gate_bias, expert, width),
+             expert_vector(w.expert_up_bias, expert, width));
+    products_.push_back({.matrix = &w.expert_down,
+                         .slice = expert,
+                         .x = &buffers_->ffn,
+                         .first_row = at,
+                         .tokens = count,
+                         .out = buffers_->expert_out + at * config.dim,
+                         .out_stride = config.dim});
+  });
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  for_experts([&](uint32_t expert, size_t at, size_t count) {
+    for (size_t i = at; i < at + count; ++i) {
+      add_bias(expert_vector(w.expert_down_bias, expert, config.dim), config.dim,
+               buffers_->expert_out + i * config.dim);
+    }
+  });
+  return base::ok_status();
+}
+
+}  // namespace ganglion::engine
