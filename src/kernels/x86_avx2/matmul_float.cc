@@ -7,6 +7,7 @@ namespace ganglion::kernels {
 namespace {
 
 struct F32 {
+  static constexpr size_t kBytes = 4;
   GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) {
     return _mm256_castsi256_ps(load_256(row + 4 * i));
   }
@@ -18,6 +19,7 @@ struct F32 {
 };
 
 struct F16 {
+  static constexpr size_t kBytes = 2;
   GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) {
     return _mm256_cvtph_ps(load_128(row + 2 * i));
   }
@@ -25,6 +27,7 @@ struct F16 {
 };
 
 struct BF16 {
+  static constexpr size_t kBytes = 2;
   GANGLION_INLINE __m256 load_8(const uint8_t* row, size_t i) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(row + 2 * i)), 16));
   }
@@ -63,6 +66,7 @@ GANGLION_INLINE void tile(const MatmulArgs& args, size_t r0, size_t t0) {
   }
   size_t i = 0;
   for (; i + 16 <= args.n; i += 16) {
+    for (size_t r = 0; T == 1 && r < R; ++r) prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
     for (size_t half = 0; half < 2; ++half) {
       __m256 w[R];
       for (size_t r = 0; r < R; ++r) w[r] = Type::load_8(rows[r], i + 8 * half);

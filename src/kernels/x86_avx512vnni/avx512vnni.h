@@ -7,7 +7,8 @@ namespace ganglion::kernels {
 
 /// kTypeSlots entries each, null for types that the part does not know.
 const MatmulFn* avx512vnni_matmul_small();
-/// Tiles for many tokens, for the parts above.
+const MatmulFn* avx512vnni_matmul_float();
+/// Tiles for many tokens.
 const MatmulFn* avx512vnni_gemm_small();
 const MatmulFn* avx512vnni_gemm_super();
 

@@ -9,7 +9,8 @@ namespace {
 KernelTable make_table() {
   KernelTable table = avx2_table();
   table.name = "avx512vnni";
-  const MatmulFn* const parts[] = {avx512vnni_matmul_small(), avx512vnni_gemm_super()};
+  const MatmulFn* const parts[] = {avx512vnni_matmul_small(), avx512vnni_matmul_float(),
+                                   avx512vnni_gemm_super()};
   for (const MatmulFn* part : parts) {
     for (size_t slot = 0; slot < kTypeSlots; ++slot) {
       if (part[slot]) table.matmul[slot] = part[slot];
