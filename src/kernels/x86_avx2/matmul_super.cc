@@ -201,13 +201,15 @@ struct Iq4Xs {
   static constexpr int kScaleAt = 0;
   static constexpr int kMinAt = -1;
   GANGLION_INLINE void unpack(const uint8_t* p, Super* super) {
-    const uint32_t high = load_u16(p + 2);
-    alignas(16) int16_t scales[8];
-    for (uint32_t j = 0; j < 8; ++j) {
-      const uint32_t low = (p[4 + j / 2] >> (4 * (j % 2))) & 15u;
-      scales[j] = static_cast<int16_t>(static_cast<int>(low | ((high >> (2 * j)) & 3u) << 4) - 32);
-    }
-    spread_scales(_mm256_broadcastsi128_si256(load_128(scales)), super);
+    const __m256i shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(load_u16(p + 2)), shifts);
+    const __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32(load_i32(p + 4)), _mm256_slli_epi32(shifts, 1));
+    const __m256i four = _mm256_and_si256(low, _mm256_set1_epi32(15));
+    const __m256i two = _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4);
+    const __m256i scales = _mm256_sub_epi32(_mm256_or_si256(four, two), _mm256_set1_epi32(32));
+    const __m128i narrow =
+        _mm_packs_epi32(_mm256_castsi256_si128(scales), _mm256_extracti128_si256(scales, 1));
+    spread_scales(_mm256_broadcastsi128_si256(narrow), super);
     const __m256i values = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113));
     for (int j = 0; j < 8; ++j) super->codes[j] = _mm256_shuffle_epi8(values, nibbles_16(p + 8 + 16 * j));
