@@ -31,7 +31,7 @@ Status status_of(int status, std::string message) {
     case GANGLION_CHAT_SYNTAX:
       return {Code::kModelFile, "the chat template does not parse: " + message +
                                     " - give another with "
-                                    "--chat-template"};
+                                    "--chat-template-file"};
     case GANGLION_CHAT_UNSUPPORTED:
       return {Code::kUnsupported, "chat template: " + message};
     case GANGLION_CHAT_FAILED:

@@ -242,13 +242,17 @@ void register_bench(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("bench", "Measure prompt and answer speed on random tokens");
   auto flags = std::make_shared<BenchFlags>();
   flags->model.add_to(*command);
-  command->add_option("-p,--n-prompt", flags->prompt_tokens, "Tokens of the prompt test (0: none)")
+  bounded(command->add_option("-p,--n-prompt", flags->prompt_tokens, "Tokens of the prompt test (0: none)"),
+          1 << 24)
       ->capture_default_str();
-  command->add_option("-n,--n-gen", flags->decode_tokens, "Tokens of the answer test (0: none)")
+  bounded(command->add_option("-n,--n-gen", flags->decode_tokens, "Tokens of the answer test (0: none)"),
+          1 << 24)
       ->capture_default_str();
-  command->add_option("-d,--n-depth", flags->depth, "Tokens in the context before the answer test")
+  bounded(command->add_option("-d,--n-depth", flags->depth, "Tokens in the context before the answer test"),
+          1 << 24)
       ->capture_default_str();
-  command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed")
+  bounded(command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed"),
+          1000)
       ->capture_default_str();
   command->add_option("-o,--output", flags->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -46,7 +47,6 @@ void install_signal_handlers() {
   action.sa_handler = on_signal;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
   struct sigaction budget = {};
   budget.sa_handler = on_budget_signal;
   budget.sa_flags = SA_RESTART;
@@ -85,10 +85,14 @@ void ModelFlags::add_to(CLI::App& app) {
   app.add_option("--mem", engine.memory, "Memory for everything: 64M, 4G, 75%, auto or min")
       ->capture_default_str()
       ->type_name("SIZE");
-  app.add_option("-t,--threads", engine.threads, "Compute threads (0: one per core)")->capture_default_str();
-  app.add_option("-c,--ctx-size", engine.context, "Context in tokens (0: trained, at most 4096)")
+  bounded(app.add_option("-t,--threads", engine.threads, "Compute threads (0: one per core)"), 256)
       ->capture_default_str();
-  app.add_option("-b,--batch-size,--chunk", engine.chunk, "Prompt tokens evaluated together (0: planned)")
+  bounded(app.add_option("-c,--ctx-size", engine.context, "Context in tokens (0: trained, at most 4096)"),
+          1 << 24)
+      ->capture_default_str();
+  bounded(app.add_option("-b,--batch-size,--chunk", engine.chunk,
+                         "Prompt tokens evaluated together (0: planned)"),
+          1 << 14)
       ->capture_default_str();
   app.add_option("--kv-type", engine.kv_type, "Type of the KV cache: f16, q8_0 or f32")
       ->capture_default_str();
@@ -98,6 +102,15 @@ void ModelFlags::add_to(CLI::App& app) {
   app.add_flag_callback(
       "--no-direct-io", [this] { engine.direct_io = false; }, "Read through the page cache");
   app.add_flag("-q,--quiet", quiet, "No plan and no statistics");
+  const auto refuse = [&](const char* name, const std::string& why) {
+    app.add_option_function<std::string>(
+           name,
+           [name, why](const std::string&) { throw CLI::ValidationError(std::string(name) + ": " + why); },
+           "")
+        ->group("");
+  };
+  refuse("--n-gpu-layers", "there is no accelerator backend yet");
+  refuse("--hf-repo", "models are not fetched yet: give a file with -m");
   // Habits from other tools, where ours is the only behaviour.
   app.add_flag_callback(
          "--mmap,--no-mmap,--direct-io,--no-warmup", [] {}, "Accepted; weights are never mapped")
@@ -126,6 +139,7 @@ Status ModelFlags::finish() {
 Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
   const Status finished = flags.finish();
   if (!finished.ok()) return finished;
+  install_signal_handlers();
   Result<std::unique_ptr<Engine>> engine = Engine::open(flags.engine);
   if (!engine.ok()) return engine;
   for (const std::string& note : engine.value()->plan().notes)
@@ -226,17 +240,72 @@ Status write_out(const std::string& text) {
   return Status(Code::kIo, std::string("cannot write the output: ") + std::strerror(errno));
 }
 
-Result<std::string> read_prompt(const std::string& text, const std::string& file, bool* given) {
+CLI::Option* bounded(CLI::Option* option, int64_t most) {
+  return option->check(CLI::Range(int64_t{0}, most));
+}
+
+bool nests_too_deeply(const std::string& json) {
+  constexpr int kMostDepth = 200;
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMostDepth) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+namespace {
+
+// Reads to the end, but never more than the limit.
+Result<std::string> read_stream(std::istream& in, const std::string& name, size_t limit_bytes) {
+  std::string text;
+  char chunk[65536];
+  while (in.read(chunk, sizeof chunk), in.gcount() > 0) {
+    text.append(chunk, static_cast<size_t>(in.gcount()));
+    if (text.size() > limit_bytes) {
+      return Status(Code::kInvalidArgument, name + " is longer than the " +
+                                                bytes_text(static_cast<double>(limit_bytes)) +
+                                                " that can be used here");
+    }
+    if (interrupted()) return Status(Code::kCancelled, "interrupted");
+  }
+  return text;
+}
+
+Result<std::string> read_file(const std::string& path, size_t limit_bytes) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    return Status(Code::kIo, "cannot read '" + path + "': it is a directory");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return Status(Code::kNotFound, "cannot open '" + path + "': " + std::strerror(errno));
+  return read_stream(in, "'" + path + "'", limit_bytes);
+}
+
+}  // namespace
+
+Result<std::string> read_small_file(const std::string& path) {
+  constexpr size_t kLimit = size_t{1} << 20;
+  return read_file(path, kLimit);
+}
+
+Result<std::string> read_prompt(const std::string& text, const std::string& file, size_t limit_bytes,
+                                bool* given) {
   *given = true;
   if (!text.empty()) return text;
-  if (!file.empty()) {
-    std::ifstream in(file, std::ios::binary);
-    if (!in) return Status(Code::kNotFound, "cannot open '" + file + "': " + std::strerror(errno));
-    return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-  }
+  if (!file.empty()) return read_file(file, limit_bytes);
   *given = ::isatty(STDIN_FILENO) == 0;
   if (!*given) return std::string();
-  return std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  return read_stream(std::cin, "standard input", limit_bytes);
 }
 
 }  // namespace ganglion::cli

@@ -37,6 +37,12 @@ Result<Prediction> predict_speed(const PlanSummary& plan);
 /// The plan as lines of text; `prediction` may be null.
 std::string plan_text(const PlanSummary& plan, const Prediction* prediction);
 
+/// A number option that takes 0 to `most`: unsigned parsing alone would read -1 as 2^64 - 1.
+CLI::Option* bounded(CLI::Option* option, int64_t most);
+
+/// Whether JSON text nests so deeply that working on it could exhaust the stack.
+bool nests_too_deeply(const std::string& json);
+
 /// Set by SIGINT and SIGTERM; a second signal ends the process at once with 130.
 std::atomic<bool>& interrupted();
 void install_signal_handlers();
@@ -51,8 +57,13 @@ int fail(const Status& status);
 /// Writes to stdout and notices a closed pipe. Errors: kIo.
 Status write_out(const std::string& text);
 
-/// The prompt given as text or file, or standard input if that is no terminal and neither was given.
-Result<std::string> read_prompt(const std::string& text, const std::string& file, bool* given);
+/// The text given, else a file, else standard input if that is no terminal. Errors: kInvalidArgument if it is
+/// longer than `limit_bytes`, kNotFound, kIo.
+Result<std::string> read_prompt(const std::string& text, const std::string& file, size_t limit_bytes,
+                                bool* given);
+
+/// A small file (a template). Errors: as read_prompt.
+Result<std::string> read_small_file(const std::string& path);
 
 std::string bytes_text(double bytes);
 

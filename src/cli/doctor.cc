@@ -34,8 +34,11 @@ std::string doctor_text(const DoctorReport& report) {
     text += "memory bandwidth  " + rate_text(sample.bytes_per_s) + " with " + std::to_string(sample.threads) +
             " threads\n";
   }
-  text += "storage           " + report.disk_file + ", " + report.io +
-          (report.direct_io ? ", direct" : ", NOT direct: the page cache takes part") + "\n";
+  text += "storage           " + report.disk_file;
+  if (!report.disk.empty()) {
+    text += ", " + report.io + (report.direct_io ? ", direct" : ", NOT direct: the page cache takes part");
+  }
+  text += "\n";
   if (!report.io_note.empty()) text += "                  " + report.io_note + "\n";
   for (const DiskSample& sample : report.disk) {
     char line[128];

@@ -1,6 +1,7 @@
 // logits and perplexity: what a model says of given tokens.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -35,6 +36,10 @@ class KeepRows final : public LogitSink {
 };
 
 int run_logits(LogitsFlags& flags) {
+  std::error_code error;
+  if (std::filesystem::equivalent(flags.output, flags.model.engine.model_path, error)) {
+    return fail(Status(Code::kInvalidArgument, "the output would overwrite the model"));
+  }
   if (flags.positions.empty()) flags.positions = {flags.tokens.size() - 1};
   for (const size_t position : flags.positions) {
     if (position >= flags.tokens.size()) {
@@ -58,6 +63,8 @@ int run_logits(LogitsFlags& flags) {
   if (!out) return fail(Status(Code::kIo, "cannot write '" + flags.output + "'"));
   return 0;
 }
+
+constexpr size_t kMostTextBytes = size_t{256} << 20;
 
 struct PerplexityFlags {
   ModelFlags model;
@@ -103,9 +110,14 @@ class Likelihood final : public LogitSink {
 
 int run_perplexity(PerplexityFlags& flags) {
   bool given = false;
-  const Result<std::string> text = read_prompt("", flags.file, &given);
+  const Result<std::string> text = read_prompt("", flags.file, kMostTextBytes, &given);
   if (!text.ok()) return fail(text.status());
   if (flags.model.engine.context > 0) flags.window = flags.model.engine.context;
+  constexpr size_t kLeastWindow = 8;
+  if (flags.window < kLeastWindow) {
+    return fail(Status(Code::kInvalidArgument, "windows of " + std::to_string(flags.window) +
+                                                   " tokens are too short - use -c 8 or more"));
+  }
   flags.model.engine.context = flags.window;
   flags.model.engine.logit_rows = 8;
   Result<std::unique_ptr<Engine>> engine = open_engine(flags.model);
@@ -131,6 +143,9 @@ int run_perplexity(PerplexityFlags& flags) {
     if (!flags.model.quiet) {
       std::fprintf(stderr, "[%zu/%zu] %.4f\n", i + 1, windows, std::exp(likelihood.mean()));
     }
+  }
+  if (likelihood.count() == 0 || !std::isfinite(likelihood.mean())) {
+    return fail(Status(Code::kInternal, "the model gave logits that are no numbers - verify the file"));
   }
   const double perplexity = std::exp(likelihood.mean());
   std::string out;
@@ -162,6 +177,7 @@ void register_logits(CLI::App& app, CommandBody* body) {
   flags->model.add_to(*command);
   command->add_option("--tokens", flags->tokens, "Token ids, separated by commas")
       ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
       ->required();
   command->add_option("--positions", flags->positions, "Positions to write (default: the last)")
       ->delimiter(',');

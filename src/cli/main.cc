@@ -1,7 +1,9 @@
 // The program: parses the command line and runs one command.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <system_error>
 
 #include "cli/command.h"
 #include "cli/completion.h"
@@ -12,8 +14,9 @@ namespace {
 
 // CLI11 reads "-st" as "-s -t"; these spellings of other tools mean one option each.
 const std::map<std::string, std::string> kSingleDash = {
-    {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"}, {"-ctk", "--kv-type"},
-    {"-ctv", "--kv-type"},    {"-ub", "--chunk"},          {"-mem", "--mem"},
+    {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"},
+    {"-ctk", "--kv-type"},    {"-ctv", "--kv-type"},       {"-ub", "--chunk"},
+    {"-mem", "--mem"},        {"-ngl", "--n-gpu-layers"},  {"-hf", "--hf-repo"},
 };
 
 std::vector<std::string> arguments(int argc, char** argv) {
@@ -46,7 +49,12 @@ int main_with(int argc, char** argv) {
     app.parse(arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::fprintf(stderr, "ganglion: %s - see ganglion --help\n", error.what());
+    const std::string named = argc > 1 ? argv[1] : "";
+    const bool unknown =
+        !named.empty() && named[0] != '-' &&
+        app.get_subcommands([&](const CLI::App* c) { return c->get_name() == named; }).empty();
+    std::fprintf(stderr, "ganglion: %s - see ganglion --help\n",
+                 unknown ? ("unknown command '" + named + "'").c_str() : error.what());
     return exit_code(Code::kInvalidArgument);
   }
   if (completion) {
@@ -57,7 +65,7 @@ int main_with(int argc, char** argv) {
     std::fprintf(stderr, "%s", app.help().c_str());
     return exit_code(Code::kInvalidArgument);
   }
-  install_signal_handlers();
+  ::signal(SIGPIPE, SIG_IGN);
   return body();
 }
 
@@ -69,6 +77,10 @@ int main(int argc, char** argv) {
     return ganglion::cli::main_with(argc, argv);
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "ganglion: out of memory - the system refused an allocation\n");
+    return ganglion::exit_code(ganglion::Code::kResources);
+  } catch (const std::system_error& error) {
+    std::fprintf(stderr, "ganglion: the system refused a thread or a file (%s) - use fewer threads (-t)\n",
+                 error.what());
     return ganglion::exit_code(ganglion::Code::kResources);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ganglion: %s\n", error.what());

@@ -1,7 +1,6 @@
 // run: one prompt, or a chat on the terminal.
 #include <unistd.h>
 
-#include <fstream>
 #include <iostream>
 
 #include "cli/conversation.h"
@@ -28,9 +27,7 @@ struct RunFlags {
 // Which template a chat uses. Never another one than the model's or the one asked for.
 Result<std::string> chat_template(const RunFlags& flags, const TextModel& text) {
   if (flags.template_file.empty()) return text.chat_template();
-  std::ifstream in(flags.template_file, std::ios::binary);
-  if (!in) return Status(Code::kNotFound, "cannot open '" + flags.template_file + "'");
-  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  return read_small_file(flags.template_file);
 }
 
 Status cannot_chat(const std::string& source) {
@@ -58,6 +55,10 @@ void report(const RunFlags& flags, const AnswerFacts& facts, const PlanSummary& 
 constexpr size_t kAutoDraft = 4;
 constexpr size_t kMostDraft = 16;
 
+// Longer prompts than these are refused unread: splitting them into tokens would itself take memory.
+constexpr size_t kMostPromptBytes = size_t{4} << 20;
+constexpr size_t kMostBytesPerToken = 64;
+
 Result<size_t> draft_tokens(const std::string& text) {
   if (text == "auto") return kAutoDraft;
   if (text == "off") return size_t{0};
@@ -69,16 +70,34 @@ Result<size_t> draft_tokens(const std::string& text) {
   return static_cast<size_t>(count);
 }
 
-// One line, or several between lines of """. False at the end of the input.
+// One line, or several between """ and """. False at the end of the input or an interruption at the prompt.
 bool read_turn(std::string* text) {
   std::fprintf(stderr, "> ");
+  if (!std::getline(std::cin, *text)) return false;
+  if (text->rfind("\"\"\"", 0) != 0) return true;
+  text->erase(0, 3);
+  const auto ends = [&] { return text->size() >= 3 && text->compare(text->size() - 3, 3, "\"\"\"") == 0; };
   std::string line;
-  if (!std::getline(std::cin, line)) return false;
-  *text = line;
-  if (line.rfind("\"\"\"", 0) != 0) return true;
-  *text = line.substr(3);
-  while (std::getline(std::cin, line) && line != "\"\"\"") *text += (text->empty() ? "" : "\n") + line;
+  while (!ends()) {
+    std::fprintf(stderr, ". ");
+    if (!std::getline(std::cin, line)) {
+      if (!interrupted()) return false;
+      // Only this message is given up.
+      interrupted() = false;
+      std::cin.clear();
+      std::fprintf(stderr, "\n");
+      text->clear();
+      return true;
+    }
+    *text += (text->empty() ? "" : "\n") + line;
+  }
+  text->resize(text->size() - 3);
   return true;
+}
+
+void start_over(const RunFlags& flags, Conversation& conversation) {
+  conversation.clear();
+  if (!flags.system_prompt.empty()) conversation.add_message("system", flags.system_prompt);
 }
 
 int chat(const RunFlags& flags, const PlanSummary& plan, Conversation& conversation) {
@@ -90,17 +109,25 @@ int chat(const RunFlags& flags, const PlanSummary& plan, Conversation& conversat
     if (text == "/bye" || text == "/exit" || text == "/quit") return 0;
     if (text.empty()) continue;
     if (text == "/clear") {
-      conversation.clear();
-      if (!flags.system_prompt.empty()) conversation.add_message("system", flags.system_prompt);
+      start_over(flags, conversation);
+      continue;
+    }
+    if (text[0] == '/') {
+      std::fprintf(stderr, "unknown command '%s'; there are /clear and /bye\n", text.c_str());
       continue;
     }
     conversation.add_message("user", text);
-    const Result<AnswerFacts> facts = conversation.answer(flags.most);
+    Result<AnswerFacts> facts = conversation.answer(flags.most);
+    if (facts.status().code() == Code::kContextOverflow) {
+      std::fprintf(stderr, "note: the context is full, the conversation starts over with this message\n");
+      start_over(flags, conversation);
+      conversation.add_message("user", text);
+      facts = conversation.answer(flags.most);
+    }
     if (!facts.ok()) {
       const int code = fail(facts.status());
       if (facts.status().code() != Code::kContextOverflow) return code;
-      conversation.clear();
-      std::fprintf(stderr, "note: the conversation starts over\n");
+      start_over(flags, conversation);
       continue;
     }
     report(flags, facts.value(), plan);
@@ -121,7 +148,7 @@ int answer_once(const RunFlags& flags, const PlanSummary& plan, Conversation& co
 
 int run_run(RunFlags& flags) {
   bool given = false;
-  const Result<std::string> prompt = read_prompt(flags.prompt, flags.prompt_file, &given);
+  const Result<std::string> prompt = read_prompt(flags.prompt, flags.prompt_file, kMostPromptBytes, &given);
   if (!prompt.ok()) return fail(prompt.status());
   if (given && prompt.value().empty() && !flags.raw) {
     return fail(Status(Code::kInvalidArgument, "the prompt is empty"));
@@ -132,6 +159,12 @@ int run_run(RunFlags& flags) {
   Result<std::unique_ptr<Engine>> opened = open_engine(flags.model);
   if (!opened.ok()) return fail(opened.status());
   Engine& engine = *opened.value();
+  if (prompt.value().size() / kMostBytesPerToken > engine.plan().context) {
+    return fail(Status(Code::kContextOverflow, "the prompt of " +
+                                                   bytes_text(static_cast<double>(prompt.value().size())) +
+                                                   " cannot fit the context of " +
+                                                   std::to_string(engine.plan().context) + " tokens (-c)"));
+  }
   const Status finished = flags.sampling.finish(engine.text());
   if (!finished.ok()) return fail(finished);
   const Result<std::string> source = chat_template(flags, engine.text());

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/command.h"
 #include "ganglion/chat.h"
@@ -12,12 +13,14 @@ using nlohmann::ordered_json;
 
 namespace {
 
+constexpr size_t kMostTextBytes = size_t{64} << 20;
+
 struct TokenFlags {
   EngineOptions engine;
   std::vector<std::string> overrides;
   std::string prompt;
   std::string file;
-  std::vector<int32_t> ids;
+  std::string ids;
   bool add_special = true;
   bool parse_special = true;
   bool json = false;
@@ -49,21 +52,23 @@ int for_each_line(const std::string& file, const std::function<ordered_json(cons
   }
   std::istream& in = file.empty() ? std::cin : opened;
   std::string line;
-  while (std::getline(in, line) && !interrupted()) {
+  while (std::getline(in, line)) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const ordered_json object = ordered_json::parse(line, nullptr, false);
+    ordered_json object;
+    if (!nests_too_deeply(line)) object = ordered_json::parse(line, nullptr, false);
     ordered_json result = {{"error", "the line is not a JSON object"}};
     if (object.is_object()) {
       try {
         result = answer(object);
       } catch (const ordered_json::exception& error) {
-        result = {{"error", error.what()}};
+        result = {
+            {"error", std::string("the object lacks a field or has one of another kind: ") + error.what()}};
       }
     }
     const Status written = write_out(dump(result));
     if (!written.ok()) return fail(written);
   }
-  return interrupted() ? 130 : 0;
+  return 0;
 }
 
 ordered_json encode_object(const TextModel& model, const TokenFlags& flags, const ordered_json& object) {
@@ -82,7 +87,7 @@ int run_tokenize(const TokenFlags& flags) {
         flags.file, [&](const ordered_json& object) { return encode_object(*model.value(), flags, object); });
   }
   bool given = false;
-  const Result<std::string> text = read_prompt(flags.prompt, flags.file, &given);
+  const Result<std::string> text = read_prompt(flags.prompt, flags.file, kMostTextBytes, &given);
   if (!text.ok()) return fail(text.status());
   const Result<std::vector<int32_t>> ids =
       model.value()->encode(text.value(), flags.add_special, flags.parse_special);
@@ -98,30 +103,48 @@ int run_tokenize(const TokenFlags& flags) {
   return written.ok() ? 0 : fail(written);
 }
 
+// Ids separated by commas or spaces, brackets allowed.
+Result<std::vector<int32_t>> parse_ids(std::string text, const TextModel& model) {
+  for (char& c : text) {
+    if (c == ',' || c == '[' || c == ']') c = ' ';
+  }
+  std::istringstream words(text);
+  std::vector<int32_t> ids;
+  int64_t id = 0;
+  while (words >> id) {
+    if (id < 0 || id >= model.vocab_size()) {
+      return Status(Code::kInvalidArgument, "token " + std::to_string(id) + " is outside the vocabulary of " +
+                                                std::to_string(model.vocab_size()));
+    }
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  if (!words.eof()) return Status(Code::kInvalidArgument, "token ids must be integers");
+  return ids;
+}
+
 int run_detokenize(const TokenFlags& flags) {
   const Result<std::unique_ptr<TextModel>> model = open_text(flags);
   if (!model.ok()) return fail(model.status());
   if (flags.jsonl) {
     return for_each_line(flags.file, [&](const ordered_json& object) -> ordered_json {
       const auto ids = object.at("ids").get<std::vector<int32_t>>();
+      for (const int32_t id : ids) {
+        if (id < 0 || id >= model.value()->vocab_size()) {
+          return {{"error", "token " + std::to_string(id) + " is outside the vocabulary"}};
+        }
+      }
       return {{"text", model.value()->decode(ids, object.value("parse_special", flags.parse_special))}};
     });
   }
-  std::vector<int32_t> ids = flags.ids;
-  if (ids.empty()) {
-    bool given = false;
-    Result<std::string> text = read_prompt(flags.prompt, flags.file, &given);
-    if (!text.ok()) return fail(text.status());
-    for (char& c : text.value()) {
-      if (c == ',' || c == '[' || c == ']') c = ' ';
-    }
-    std::istringstream words(text.value());
-    int32_t id = 0;
-    while (words >> id) ids.push_back(id);
-    if (!words.eof()) return fail(Status(Code::kInvalidArgument, "token ids must be integers"));
-  }
-  const std::string text = model.value()->decode(ids, flags.parse_special);
-  const Status written = write_out(flags.json ? dump({{"text", text}}) : text + "\n");
+  bool given = true;
+  const Result<std::string> text = flags.ids.empty()
+                                       ? read_prompt(flags.prompt, flags.file, kMostTextBytes, &given)
+                                       : Result<std::string>(flags.ids);
+  if (!text.ok()) return fail(text.status());
+  const Result<std::vector<int32_t>> ids = parse_ids(text.value(), *model.value());
+  if (!ids.ok()) return fail(ids.status());
+  const std::string decoded = model.value()->decode(ids.value(), flags.parse_special);
+  const Status written = write_out(flags.json ? dump({{"text", decoded}}) : decoded + "\n");
   return written.ok() ? 0 : fail(written);
 }
 
@@ -136,9 +159,9 @@ int run_template(TemplateFlags& flags) {
   std::string source;
   ordered_json special;
   if (!flags.template_file.empty()) {
-    std::ifstream in(flags.template_file, std::ios::binary);
-    if (!in) return fail(Status(Code::kNotFound, "cannot open '" + flags.template_file + "'"));
-    source.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    Result<std::string> text = read_small_file(flags.template_file);
+    if (!text.ok()) return fail(text.status());
+    source = text.take();
   }
   if (!flags.model.engine.model_path.empty()) {
     const Result<std::unique_ptr<TextModel>> model = open_text(flags.model);
@@ -146,6 +169,12 @@ int run_template(TemplateFlags& flags) {
     special["bos_token"] = model.value()->token_name(model.value()->bos());
     special["eos_token"] = model.value()->token_name(model.value()->eos());
     if (source.empty()) source = model.value()->chat_template();
+  }
+  if (source.empty() && (flags.model.engine.model_path.empty() || !flags.template_file.empty())) {
+    return fail(
+        Status(Code::kInvalidArgument, flags.template_file.empty()
+                                           ? "nothing to render with - give -m MODEL or --template FILE"
+                                           : "the template '" + flags.template_file + "' is empty"));
   }
   if (source.empty()) {
     return fail(Status(Code::kUnsupported,
@@ -163,8 +192,11 @@ int run_template(TemplateFlags& flags) {
     });
   }
   bool given = false;
-  const Result<std::string> messages = read_prompt("", flags.messages_file, &given);
+  const Result<std::string> messages = read_prompt("", flags.messages_file, kMostTextBytes, &given);
   if (!messages.ok()) return fail(messages.status());
+  if (nests_too_deeply(messages.value())) {
+    return fail(Status(Code::kInvalidArgument, "the messages nest more than 200 levels deep"));
+  }
   const ordered_json request = ordered_json::parse(messages.value(), nullptr, false);
   if (!request.is_object()) return fail(Status(Code::kInvalidArgument, "the messages are not a JSON object"));
   const Result<std::string> text = render(request);
@@ -198,7 +230,7 @@ void register_detokenize(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("detokenize", "Turn token ids into text");
   auto flags = std::make_shared<TokenFlags>();
   add_token_flags(*command, flags.get());
-  command->add_option("--ids", flags->ids, "Ids, separated by commas")->delimiter(',');
+  command->add_option("--ids", flags->ids, "Ids, separated by commas");
   command->callback([flags, body] { *body = [flags] { return run_detokenize(*flags); }; });
 }
 

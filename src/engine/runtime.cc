@@ -105,9 +105,17 @@ Status Runtime::choose_machine() {
                      std::string(broken) + "): the slow reference is used");
     kernels_ = &kernels::reference_table();
   }
-  if (options_.threads < 0 || options_.threads > 1024) {
+  constexpr int kMostThreads = 256;
+  constexpr size_t kMostContext = size_t{1} << 24;
+  constexpr size_t kMostChunk = size_t{1} << 14;
+  if (options_.threads < 0 || options_.threads > kMostThreads) {
     return Status(Code::kInvalidArgument,
-                  base::format("%d threads make no sense - use 1 to 1024", options_.threads));
+                  base::format("%d threads make no sense - use 1 to %d", options_.threads, kMostThreads));
+  }
+  if (options_.context > kMostContext || options_.chunk > kMostChunk) {
+    return Status(Code::kInvalidArgument,
+                  base::format("a context of %zu in chunks of %zu makes no sense - at most %zu and %zu",
+                               options_.context, options_.chunk, kMostContext, kMostChunk));
   }
   threads_ = std::make_unique<platform::ThreadPool>(options_.threads > 0 ? options_.threads
                                                                          : platform::default_thread_count());
@@ -227,13 +235,23 @@ Status Runtime::make_plan() {
                                   .process_bytes = process_bytes(),
                                   .context = options_.context,
                                   .chunk = options_.chunk};
-  // Page tables of the arena: 8 bytes for each page of 4 KiB.
+  // Page tables of the arena: 8 bytes for each page of 4 KiB. In whole MiB, so that it is the same the next
+  // time.
   request.process_bytes += std::min(budget, file_->file_bytes()) / 512;
+  request.process_bytes = base::round_up(request.process_bytes, base::kMiB);
   if (options_.context > config_.context_trained) {
     notes_.push_back(base::format("the context of %zu is longer than the %u that the model was trained for",
                                   options_.context, config_.context_trained));
   }
   GANGLION_ASSIGN_OR_RETURN(plan_, planner::make_plan(model_sizes(), request));
+  const uint64_t available = platform::read_memory_limits().available_bytes;
+  if (plan_.planned_bytes() > available + plan_.process_bytes) {
+    return Status(
+        Code::kResources,
+        base::format("the plan takes %s, but this machine has %s available - use --mem %lluM or less",
+                     base::format_bytes(plan_.planned_bytes()).c_str(), base::format_bytes(available).c_str(),
+                     static_cast<unsigned long long>(available / base::kMiB)));
+  }
   if (plan_.context_lowered) {
     notes_.push_back(
         base::format("context lowered to %zu positions, so that it leaves memory for weights (-c sets it)",

@@ -9,7 +9,7 @@ const char* version() {
 }
 
 std::string build_facts() {
-  std::string facts = std::string("ganglion ") + version() + ", " + __VERSION__;
+  std::string facts = std::string("ganglion ") + version() + ", compiler " + __VERSION__;
 #ifdef NDEBUG
   facts += ", release";
 #else

@@ -213,6 +213,14 @@ Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config
   map.rope_factors = m.optional_vector("rope_freqs.weight", factors, "rope.dimension_count");
   map.rope_factors_long = m.optional_vector("rope_factors_long.weight", factors, "rope.dimension_count");
   map.rope_factors_short = m.optional_vector("rope_factors_short.weight", factors, "rope.dimension_count");
+  const std::string beyond = "blk." + std::to_string(config->block_count) + ".";
+  for (const TensorInfo& tensor : file.tensors()) {
+    if (tensor.name.rfind(beyond, 0) == 0) {
+      return Status(Code::kModelFile,
+                    base::format("tensor '%s' is beyond %s.block_count, which is %u", tensor.name.c_str(),
+                                 config->architecture.c_str(), config->block_count));
+    }
+  }
   for (size_t i = 0; i < config->layers.size() && m.status().ok(); ++i) {
     map.layers.emplace_back();
     map_layer(m, *config, config->layers[i], "blk." + std::to_string(i) + ".", &map.layers.back());

@@ -151,6 +151,7 @@ void KeyReader::fail(Code code, const std::string& message) {
 
 void read_common(KeyReader& keys, ModelConfig* config) {
   const uint32_t layer_count = keys.count("block_count", kMaxLayers);
+  config->block_count = layer_count;
   config->dim = keys.count("embedding_length", kMaxDim);
   config->context_trained = keys.count("context_length", kMaxContext);
   config->vocab = keys.count_or("vocab_size", 0, 1U << 24);

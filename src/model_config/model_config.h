@@ -66,8 +66,9 @@ struct LayerConfig {
 struct ModelConfig {
   std::string architecture;
   std::string name;
-  uint32_t dim = 0;    ///< D
-  uint32_t vocab = 0;  ///< V, rows of the embedding; set by the loader where metadata has no size.
+  uint32_t block_count = 0;  ///< Layers in the file; some families do not run the last ones.
+  uint32_t dim = 0;          ///< D
+  uint32_t vocab = 0;        ///< V, rows of the embedding; set by the loader where metadata has no size.
   uint32_t context_trained = 0;
   uint32_t key_dims = 0;    ///< Per head.
   uint32_t value_dims = 0;  ///< Per head.

@@ -30,11 +30,14 @@ Status system_error(const std::string& what, const std::string& path, int error)
 Result<File> File::open(const std::string& path) {
   File file;
   file.path_ = path;
-  file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // A pipe must not make it wait.
   if (file.fd_ < 0) return system_error("cannot open", path, errno);
   struct stat info = {};
   if (::fstat(file.fd_, &info) != 0) return system_error("cannot stat", path, errno);
-  if (S_ISDIR(info.st_mode)) return Status(Code::kIo, "cannot read '" + path + "': it is a directory");
+  if (!S_ISREG(info.st_mode)) {
+    return Status(Code::kIo, "cannot read '" + path + "': it is " +
+                                 (S_ISDIR(info.st_mode) ? "a directory" : "not a regular file"));
+  }
   file.size_ = static_cast<uint64_t>(info.st_size);
   // Our own reads are large and planned: the kernel's read-ahead would only fill the page cache.
   ::posix_fadvise(file.fd_, 0, 0, POSIX_FADV_RANDOM);

@@ -26,14 +26,19 @@ constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
 constexpr size_t kBandwidthBytes = 256 * base::kMiB;
 constexpr int64_t kSampleNs = 250'000'000;
 
-// A file to read from, filled with bytes that no layer below can compress or leave out.
-Status write_temporary(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) return Status(Code::kIo, "cannot create '" + path + "': " + std::strerror(errno));
+// A nameless file to read from, filled with bytes that no layer below can compress or leave out: its
+// descriptor.
+Result<int> make_temporary() {
+  const std::string name = ".ganglion-doctor-" + std::to_string(::getpid());
+  const int fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    return Status(Code::kIo, std::string("no file can be written here (") + std::strerror(errno) +
+                                 ") - name a large file to read instead");
+  }
+  ::unlink(name.c_str());
   std::vector<uint64_t> chunk(base::kMiB / sizeof(uint64_t));
   uint64_t state = 88172645463325252ULL;
-  Status status;
-  for (uint64_t done = 0; done < kTemporaryBytes && status.ok(); done += base::kMiB) {
+  for (uint64_t done = 0; done < kTemporaryBytes; done += base::kMiB) {
     for (uint64_t& word : chunk) {
       state ^= state << 13;
       state ^= state >> 7;
@@ -41,15 +46,13 @@ Status write_temporary(const std::string& path) {
       word = state;
     }
     if (::write(fd, chunk.data(), base::kMiB) != static_cast<ssize_t>(base::kMiB)) {
-      status = Status(Code::kResources,
-                      "cannot write 256 MiB to '" + path + "' - name a large file to read instead");
+      ::close(fd);
+      return Status(Code::kResources, "256 MiB cannot be written here - name a large file to read instead");
     }
   }
   ::fsync(fd);
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  ::close(fd);
-  if (!status.ok()) ::unlink(path.c_str());
-  return status;
+  return fd;
 }
 
 Status measure_disk(const std::string& path, DoctorReport* report) {
@@ -103,11 +106,14 @@ Result<DoctorReport> examine_machine(const std::string& disk_path) {
     GANGLION_RETURN_IF_ERROR(measure_disk(disk_path, &report));
     return report;
   }
-  const std::string temporary = ".ganglion-doctor-" + std::to_string(::getpid());
   report.disk_file = "a temporary file here";
-  GANGLION_RETURN_IF_ERROR(write_temporary(temporary));
-  const Status status = measure_disk(temporary, &report);
-  ::unlink(temporary.c_str());
+  const Result<int> temporary = make_temporary();
+  if (!temporary.ok()) {
+    report.io_note = "not measured: " + temporary.status().message();
+    return report;
+  }
+  const Status status = measure_disk("/proc/self/fd/" + std::to_string(temporary.value()), &report);
+  ::close(temporary.value());
   if (!status.ok()) return status;
   return report;
 }

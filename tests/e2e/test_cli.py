@@ -192,6 +192,39 @@ class BadInput(Cli):
         self.assertIn("ganglion 0", ganglion("--version").stdout)
         self.assertIn("complete -o", ganglion("--completion-bash").stdout)
 
+    def test_absurd_numbers(self):
+        for args in (["-c", "-1"], ["-c", "18446744073709551615"], ["-c", "9000000000000000000"], ["--chunk", "-1"],
+                     ["--chunk", "9223372036854775807"], ["-t", "-1"], ["-t", "100000"]):
+            self.expect_refusal(answer(MODEL, *args), 2)
+        for args in (["-p", "-1"], ["-n", "-1"], ["-r", "-1"], ["-r", "99999999999999999999"], ["-d", "-1"]):
+            self.expect_refusal(ganglion("bench", "-m", MODEL, *args), 2)
+        self.expect_refusal(ganglion("logits", "-m", MODEL, "--tokens", "1", "--positions", "-1", "-o", "x"), 2)
+        self.expect_refusal(ganglion("perplexity", "-m", MODEL, "-f", __file__, "-c", "1"), 2, "short")
+        self.expect_refusal(ganglion("detokenize", "-m", MODEL, "--ids", "1,99999999"), 2, "outside")
+        self.expect_refusal(answer(MODEL, "--override", "llama.block_count=1"), 3, "block_count")
+
+    def test_deep_json_and_odd_files(self):
+        deep = os.path.join(self.dir, "deep.json")
+        with open(deep, "w", encoding="utf-8") as file:
+            file.write('{"messages":' + "[" * 100_000 + "]" * 100_000 + "}")
+        template = os.path.join(self.dir, "t.jinja")
+        with open(template, "w", encoding="utf-8") as file:
+            file.write("{{ messages }}")
+        self.expect_refusal(ganglion("template", "--template", template, "--messages", deep), 2, "deep")
+        done = ganglion("template", "--template", template, "--jsonl", "--messages", deep)
+        self.assertIn("error", done.stdout)
+        pipe = os.path.join(self.dir, "pipe")
+        os.mkfifo(pipe)
+        self.expect_refusal(answer(pipe), 3, "regular file")
+        self.expect_refusal(answer("/dev/zero"), 3, "regular file")
+        self.expect_refusal(ganglion("run", "-m", MODEL, "-f", "/dev/zero", "-q"), 2, "longer")
+        self.expect_refusal(ganglion("run", "-m", MODEL, "-f", self.dir, "-q"), 1, "directory")
+        self.expect_refusal(ganglion("rnu", "-m", MODEL), 2, "unknown command")
+        self.expect_refusal(answer(MODEL, "-ngl", "9"), 2, "accelerator")
+        copy = os.path.join(self.dir, "copy.gguf")
+        shutil.copy(MODEL, copy)
+        self.expect_refusal(ganglion("logits", "-m", copy, "--tokens", "1", "-o", copy), 2, "overwrite")
+
     def test_unknown_architecture_and_tokenizer_are_named_with_what_is_known(self):
         line = self.expect_refusal(answer(MODEL, "--override", "general.architecture=mamba"), 3, "'mamba'")
         self.assertIn("qwen3moe", line)
