@@ -11,6 +11,9 @@ using neuron_store::BlockId;
 namespace {
 // Work that one thread takes at a time: long against the counter's cost, short against a block.
 constexpr size_t kTaskBytes = 64 * base::kKiB;
+// Kernels work on tiles of so many rows from so many tokens on.
+constexpr uint32_t kTileRows = 32;
+constexpr size_t kTiledTokens = 4;
 // Blocks computed between two looks at what has arrived.
 constexpr size_t kMostTasks = 512;
 }  // namespace
@@ -69,7 +72,8 @@ Status Multiplier::run(std::span<const Product> products) {
 void Multiplier::add_tasks(const Product& product, BlockId id, const uint8_t* data) {
   const neuron_store::Block block = store_.block(id);
   const size_t stride = store_.matrix(block.matrix).row_bytes;
-  const auto step = static_cast<uint32_t>(std::max<size_t>(1, kTaskBytes / stride));
+  auto step = static_cast<uint32_t>(std::max<size_t>(1, kTaskBytes / stride));
+  if (product.tokens >= kTiledTokens) step = std::max(kTileRows, step / kTileRows * kTileRows);
   for (uint32_t row = 0; row < block.row_count; row += step) {
     tasks_.push_back({&product, data + row * stride, stride, block.row_begin + row,
                       std::min(step, block.row_count - row)});
