@@ -96,7 +96,7 @@ void GgufWriter::add_tensor(const std::string& name, base::TensorType type,
 }
 
 Status GgufWriter::raw_write(const void* bytes, size_t count) {
-  if (std::fwrite(bytes, 1, count, file_) == count) return base::ok_status();
+  if (count == 0 || std::fwrite(bytes, 1, count, file_) == count) return base::ok_status();
   return Status(Code::kIo, "cannot write '" + path_ + ".part': " + std::strerror(errno));
 }
 
