@@ -43,15 +43,15 @@ class IoUringQueue final : public ReadQueue {
   void submit(std::span<ReadOp* const> ops) override {
     for (ReadOp* op : ops) {
       begin(op, direct_);
-      const bool probe = cache_misses_ < kCacheMissLimit || stats_.operations % kCacheProbeEvery == 0;
+      const bool probe = probe_.due(stats_.operations);
       ++stats_.operations;
       if (probe && read_from_page_cache(op)) {
-        cache_misses_ = 0;
+        probe_.answered(true);
         stats_.cached_bytes += op->needed;
         op->status = base::ok_status();
         done_.push(op);
       } else {
-        if (probe) ++cache_misses_;
+        if (probe) probe_.answered(false);
         queued_.push(op);
       }
     }
@@ -142,9 +142,6 @@ class IoUringQueue final : public ReadQueue {
     if (again || !queued_.empty()) start();
   }
 
-  static constexpr int kCacheMissLimit = 8;
-  static constexpr uint64_t kCacheProbeEvery = 256;
-
   unsigned depth_;
   bool direct_;
   bool ready_ = false;
@@ -153,7 +150,7 @@ class IoUringQueue final : public ReadQueue {
   OpList done_;
   size_t in_ring_ = 0;
   size_t in_flight_ = 0;
-  int cache_misses_ = 0;
+  PageCacheProbe probe_;
   IoStats stats_;
 };
 

@@ -76,7 +76,7 @@ class PreadPool final : public ReadQueue {
       work_.wait(lock, [this] { return stop_ || !queued_.empty(); });
       if (stop_) return;
       ReadOp* op = queued_.pop();
-      const bool probe = cache_misses_ < kCacheMissLimit || stats_.operations % kCacheProbeEvery == 0;
+      const bool probe = probe_.due(stats_.operations);
       op->direct = op->direct && direct_;
       lock.unlock();
       const bool cached = probe && read_from_page_cache(op);
@@ -84,7 +84,7 @@ class PreadPool final : public ReadQueue {
       if (cached) op->status = base::ok_status();
       lock.lock();
       if (refused) direct_ = false;
-      if (probe) cache_misses_ = cached ? 0 : cache_misses_ + 1;
+      if (probe) probe_.answered(cached);
       count(*op);
       done_.push(op);
       finished_.notify_one();
@@ -111,10 +111,6 @@ class PreadPool final : public ReadQueue {
     return accepted;
   }
 
-  // After this many misses the page cache is asked only now and then.
-  static constexpr int kCacheMissLimit = 8;
-  static constexpr uint64_t kCacheProbeEvery = 256;
-
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable finished_;
@@ -122,7 +118,7 @@ class PreadPool final : public ReadQueue {
   OpList done_;
   IoStats stats_;
   bool direct_;
-  int cache_misses_ = 0;
+  PageCacheProbe probe_;
   bool stop_ = false;
   size_t in_flight_ = 0;  // of the submitting thread
   std::vector<std::thread> threads_;

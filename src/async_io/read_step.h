@@ -28,6 +28,18 @@ ReadStep next_read(const ReadOp& op);
 /// fills op->status at the end.
 NextStep advance(ReadOp* op, int64_t result);
 
+/// Decides when the page cache is worth asking: after a few misses only now and then.
+class PageCacheProbe {
+ public:
+  bool due(uint64_t operations) const { return misses_ < kMissLimit || operations % kAskEvery == 0; }
+  void answered(bool cached) { misses_ = cached ? 0 : misses_ + 1; }
+
+ private:
+  static constexpr int kMissLimit = 8;
+  static constexpr uint64_t kAskEvery = 256;
+  int misses_ = 0;
+};
+
 /// Copies what is wanted from the page cache if all of it is there, without reading from the device.
 bool read_from_page_cache(ReadOp* op);
 
