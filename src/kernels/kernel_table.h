@@ -77,6 +77,28 @@ using KvStoreFn = void (*)(const float* x, size_t n, uint8_t* row);
 enum class Activation : uint8_t { kSilu, kGeluTanh, kRelu, kDRelu, kSwigluOai };
 inline constexpr size_t kActivations = 5;
 
+/// How a transposed row of a down matrix is stored in a pack's bundles: blocks of 32 with a half-precision
+/// scale and 4, 6 or 8 bit codes, or plain. Layouts: docs/pack_format.md.
+enum class DownType : uint8_t { kQ4, kQ6, kQ8, kF16, kF32 };
+inline constexpr size_t kDownTypes = 5;
+
+/// Bytes of a row of n elements; n is a multiple of 32.
+size_t down_row_bytes(DownType type, size_t n);
+/// Rounds a row to the nearest codes; a block's largest element decides its scale.
+void quantize_down_row(DownType type, const float* x, size_t n, uint8_t* row);
+
+/// out[i] = fma(weights[j] * scale, code of rows[j][begin + i], out[i]) for j ascending, i in [0, n); the
+/// scale is that of the element's block, 1 for the plain types. begin and n are multiples of 32.
+struct DownArgs {
+  const float* weights;
+  const uint8_t* const* rows;
+  size_t count;
+  size_t begin;
+  size_t n;
+  float* out;
+};
+using DownAxpyFn = void (*)(const DownArgs&);
+
 inline constexpr size_t kTypeSlots = 41;
 
 struct KernelTable {
@@ -88,6 +110,7 @@ struct KernelTable {
   KvDotFn kv_dot[kKvTypes];
   KvAxpyFn kv_axpy[kKvTypes];
   KvStoreFn kv_store[kKvTypes];
+  DownAxpyFn down_axpy[kDownTypes];
 
   /// out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps), computed as (x * float(1 / sqrt(..))) * weight; the
   /// mean over n in the 16-lane order, in double lanes. weight may be null (all ones). out may be x.

@@ -421,6 +421,41 @@ TEST(Kv, HalfRoundingIsToNearestEvenAndKeepsSpecialValues) {
   }
 }
 
+TEST(Down, RoundsWithinAStepAndTablesAgreeForEveryTypeAndPart) {
+  constexpr size_t n = 192;
+  const float step[kDownTypes] = {1.0F / 8, 1.0F / 32, 1.0F / 128, 1.0F / 2048, 0};
+  for (size_t kind = 0; kind < kDownTypes; ++kind) {
+    const auto type = static_cast<DownType>(kind);
+    const size_t bytes = down_row_bytes(type, n);
+    for (const size_t count : sizes({1, 3, 4, 9})) {
+      const std::vector<float> x = random_floats(n * count, count), weights = random_floats(count, 7);
+      std::vector<uint8_t> stored(count * bytes);
+      std::vector<const uint8_t*> rows;
+      for (size_t j = 0; j < count; ++j) {
+        quantize_down_row(type, x.data() + j * n, n, stored.data() + j * bytes);
+        rows.push_back(stored.data() + j * bytes);
+      }
+      for (const KernelTable* table : available_tables()) {
+        std::vector<float> row(n);
+        const float one = 1;
+        table->down_axpy[kind]({&one, rows.data(), 1, 0, n, row.data()});
+        for (size_t i = 0; i < n; ++i) {
+          float most = 0;
+          for (size_t k = i / 32 * 32; k < i / 32 * 32 + 32; ++k) most = std::max(most, std::abs(x[k]));
+          ASSERT_NEAR(row[i], x[i], most * step[kind] + 1e-7F) << table->name << " " << kind << " " << i;
+        }
+        for (const size_t begin : sizes({0, 32, 128})) {
+          std::vector<float> expected = random_floats(n - begin, 5), got = expected;
+          reference_table().down_axpy[kind](
+              {weights.data(), rows.data(), count, begin, n - begin, expected.data()});
+          table->down_axpy[kind]({weights.data(), rows.data(), count, begin, n - begin, got.data()});
+          expect_same(expected, got, "down_axpy");
+        }
+      }
+    }
+  }
+}
+
 TEST(RmsNorm, IsNearFloat64AndEqualInEveryTable) {
   for (const size_t n : sizes({1, 7, 16, 100, 256, 2048, 4099})) {
     const std::vector<float> x = random_floats(n, n), weight = random_floats(n, n + 1);

@@ -46,6 +46,9 @@ constexpr std::string_view kActivationNames[kActivations] = {
     "gated_activation silu", "gated_activation gelu_tanh", "gated_activation relu", "gated_activation drelu",
     "gated_activation swiglu_oai"};
 
+constexpr std::string_view kDownNames[kDownTypes] = {"down_axpy q4", "down_axpy q6", "down_axpy q8",
+                                                     "down_axpy f16", "down_axpy f32"};
+
 using Floats = std::vector<float>;
 using Bytes = std::vector<uint8_t>;
 
@@ -123,6 +126,26 @@ std::string_view differs_in_kv(const KernelTable& table, const KernelTable& refe
   return same_bytes(expected_out, out) ? std::string_view() : kKvAxpyNames[kind];
 }
 
+std::string_view differs_in_down(const KernelTable& table, const KernelTable& reference, size_t kind) {
+  const auto type = static_cast<DownType>(kind);
+  const size_t bytes = down_row_bytes(type, kKvColumns);
+  const Floats x = random_floats(kKvRows * kKvColumns, 31 + kind);
+  Bytes stored(kKvRows * bytes);
+  const uint8_t* rows[kKvRows];
+  for (size_t j = 0; j < kKvRows; ++j) {
+    quantize_down_row(type, x.data() + j * kKvColumns, kKvColumns, stored.data() + j * bytes);
+    rows[j] = stored.data() + j * bytes;
+  }
+  const Floats weights = random_floats(kKvRows, 37);
+  Floats expected = random_floats(kKvColumns, 41);
+  Floats got = expected;
+  DownArgs args{weights.data(), rows, kKvRows, 32, kKvColumns - 32, expected.data()};
+  reference.down_axpy[kind](args);
+  args.out = got.data();
+  table.down_axpy[kind](args);
+  return same_bytes(expected, got) ? std::string_view() : kDownNames[kind];
+}
+
 std::string_view differs_in_vectors(const KernelTable& table, const KernelTable& reference) {
   const Floats x = random_floats(kLength, 23);
   const Floats y = random_floats(kLength, 29);
@@ -156,6 +179,10 @@ std::string_view self_test(const KernelTable& table) {
   }
   for (size_t kind = 0; kind < kKvTypes; ++kind) {
     const std::string_view different = differs_in_kv(table, reference, kind);
+    if (!different.empty()) return different;
+  }
+  for (size_t kind = 0; kind < kDownTypes; ++kind) {
+    const std::string_view different = differs_in_down(table, reference, kind);
     if (!different.empty()) return different;
   }
   return differs_in_vectors(table, reference);

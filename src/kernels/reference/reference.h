@@ -16,5 +16,7 @@ struct KvKernels {
   KvStoreFn store[kKvTypes];
 };
 const KvKernels& reference_kv();
+/// By DownType.
+const DownAxpyFn* reference_down();
 
 }  // namespace ganglion::kernels

@@ -127,6 +127,7 @@ KernelTable make_table() {
     table.kv_axpy[kind] = reference_kv().axpy[kind];
     table.kv_store[kind] = reference_kv().store[kind];
   }
+  for (size_t type = 0; type < kDownTypes; ++type) table.down_axpy[type] = reference_down()[type];
   table.rms_norm = rms_norm;
   table.exp_sum = exp_sum;
   const auto set = [&](Activation kind, auto fn) { table.gated_activation[static_cast<size_t>(kind)] = fn; };

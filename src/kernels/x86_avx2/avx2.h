@@ -17,6 +17,8 @@ const MatmulFn* avx2_matmul_dequantized();
 /// Puts the KV entries (vector entries) of AVX2 into a table.
 void avx2_set_kv(KernelTable* table);
 void avx2_set_vector(KernelTable* table);
+/// By DownType.
+const DownAxpyFn* avx2_down();
 
 /// Needs AVX2, FMA and F16C.
 const KernelTable& avx2_table();

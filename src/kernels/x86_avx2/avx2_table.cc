@@ -16,6 +16,7 @@ KernelTable make_table() {
   }
   avx2_set_kv(&table);
   avx2_set_vector(&table);
+  for (size_t type = 0; type < kDownTypes; ++type) table.down_axpy[type] = avx2_down()[type];
   return table;
 }
 
