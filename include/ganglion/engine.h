@@ -24,6 +24,7 @@ struct EngineOptions {
   bool io_uring = true;
   bool direct_io = true;
   bool react_to_pressure = true;  ///< Shrink caches when the system runs short of memory (PSI).
+  bool exact = false;             ///< A pack: generate with all neurons, as the source would.
   size_t logit_rows = 1;          ///< Rows whose logits are computed together (perplexity takes more).
   Overrides overrides;
 };
@@ -71,6 +72,12 @@ struct EngineStats {
   uint64_t ahead_used = 0;     ///< ...and then needed.
   bool look_ahead_on = false;  ///< Kept only while it is measured to pay.
   int64_t io_wait_ns = 0;      ///< Time in which nothing could be computed.
+  // Of a pack: neurons that were predicted active...
+  uint64_t neurons_resident = 0;    ///< ...and are always in memory,
+  uint64_t neurons_cached = 0;      ///< ...were cached, or read ahead,
+  uint64_t neurons_read = 0;        ///< ...had to be read.
+  uint64_t neurons_ahead = 0;       ///< Neurons read before they were predicted...
+  uint64_t neurons_ahead_used = 0;  ///< ...and then predicted.
 };
 
 /// What the process has used so far at most.

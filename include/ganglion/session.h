@@ -21,6 +21,10 @@ class LogitSink {
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
 };
 
+/// What tokens are to a sequence. Packs evaluate prompts with all neurons and what is generated with those
+/// that are predicted to be active; other models make no difference.
+enum class Phase { kPrompt, kGeneration };
+
 /// Made by Engine::new_session, must not outlive its engine. Not thread-safe, but sessions of one engine may
 /// be used on several threads. After an error other than kInvalidArgument, kContextOverflow and kCancelled a
 /// session is poisoned: everything fails with kPoisoned until reset().
@@ -33,7 +37,7 @@ class Session {
   /// until then stay. Errors: kInvalidArgument (no token, or one outside the vocabulary), kContextOverflow
   /// (with both numbers), kIo and kModelFile from reading weights, kResources (no KV page).
   virtual Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel = nullptr,
-                          LogitSink* sink = nullptr) = 0;
+                          LogitSink* sink = nullptr, Phase phase = Phase::kPrompt) = 0;
 
   /// Logits [V] after the last token evaluated; empty before the first.
   virtual std::span<const float> logits() const = 0;

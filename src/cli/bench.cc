@@ -31,6 +31,8 @@ struct Measured {
   int64_t decode_wait_ns = 0;
   uint64_t hits = 0;
   uint64_t misses = 0;
+  // Of packs: neurons, and read requests.
+  uint64_t resident = 0, cached = 0, read = 0, reads = 0;
   EngineStats last;
 };
 
@@ -68,7 +70,7 @@ class Bench {
 
   Result<Measured> run() {
     // One unmeasured token: pages are touched and caches filled.
-    const Status warm = feed(1);
+    const Status warm = feed(1, Phase::kPrompt);
     if (!warm.ok()) return warm;
     Progress progress("measuring");
     for (size_t i = 0; i < flags_.repetitions; ++i) {
@@ -80,26 +82,26 @@ class Bench {
   }
 
  private:
-  Status feed(size_t count) {
+  Status feed(size_t count, Phase phase) {
     std::vector<int32_t> tokens(count);
     for (int32_t& token : tokens) {
       token = static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
     }
-    return session_.evaluate(tokens, &interrupted());
+    return session_.evaluate(tokens, &interrupted(), nullptr, phase);
   }
 
   Status repeat() {
     if (flags_.prompt_tokens > 0) {
       session_.reset();
       const double start = now_s();
-      const Status status = feed(flags_.prompt_tokens);
+      const Status status = feed(flags_.prompt_tokens, Phase::kPrompt);
       if (!status.ok()) return status;
       measured_.prompt_rates.push_back(static_cast<double>(flags_.prompt_tokens) / (now_s() - start));
     }
     if (flags_.decode_tokens == 0) return ok_status();
     session_.reset();
     if (flags_.depth > 0) {
-      const Status status = feed(flags_.depth);
+      const Status status = feed(flags_.depth, Phase::kPrompt);
       if (!status.ok()) return status;
     }
     const EngineStats before = engine_.stats();
@@ -107,7 +109,7 @@ class Bench {
     for (size_t i = 0; i < flags_.decode_tokens; ++i) {
       follow_budget_signals(engine_);
       const double token_start = now_s();
-      const Status status = feed(1);
+      const Status status = feed(1, Phase::kGeneration);
       if (!status.ok()) return status;
       measured_.decode_ms.push_back((now_s() - token_start) * 1e3);
     }
@@ -117,6 +119,10 @@ class Bench {
         after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;
     measured_.decode_wait_ns += after.io_wait_ns - before.io_wait_ns;
     measured_.last = after;
+    measured_.resident += after.neurons_resident - before.neurons_resident;
+    measured_.cached += after.neurons_cached - before.neurons_cached;
+    measured_.read += after.neurons_read - before.neurons_read;
+    measured_.reads += after.reads - before.reads;
     measured_.hits += after.expert_hits - before.expert_hits;
     measured_.misses += after.expert_misses - before.expert_misses;
     return ok_status();
@@ -195,6 +201,15 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
                   100.0 * static_cast<double>(m.hits) / static_cast<double>(m.hits + m.misses),
                   m.last.look_ahead_on ? "on" : "off", static_cast<unsigned long long>(m.last.ahead_used),
                   static_cast<unsigned long long>(m.last.ahead_reads));
+    text += line;
+  }
+  if (m.resident + m.cached + m.read > 0) {
+    const double all = static_cast<double>(m.resident + m.cached + m.read);
+    std::snprintf(
+        line, sizeof line,
+        "neurons per token: %.0f, %.1f %% resident, %.1f %% cached, %.1f %% read in %.0f requests\n",
+        all / tokens, 100 * static_cast<double>(m.resident) / all, 100 * static_cast<double>(m.cached) / all,
+        100 * static_cast<double>(m.read) / all, static_cast<double>(m.reads) / tokens);
     text += line;
   }
   return text + "peak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +

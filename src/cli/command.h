@@ -73,6 +73,7 @@ void register_run(CLI::App& app, CommandBody* body);
 void register_bench(CLI::App& app, CommandBody* body);
 void register_perplexity(CLI::App& app, CommandBody* body);
 void register_plan(CLI::App& app, CommandBody* body);
+void register_pack(CLI::App& app, CommandBody* body);
 void register_inspect(CLI::App& app, CommandBody* body);
 void register_verify(CLI::App& app, CommandBody* body);
 void register_tokenize(CLI::App& app, CommandBody* body);

@@ -42,21 +42,26 @@ class SessionImpl final : public Session {
     logits_.reserve(runtime.config().vocab);
   }
 
-  Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel,
-                  LogitSink* sink) override {
+  Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel, LogitSink* sink,
+                  Phase phase) override {
     if (poisoned_) return Status(Code::kPoisoned, "the session failed before and was not reset");
     GANGLION_RETURN_IF_ERROR(check(tokens));
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
-    const size_t chunk = runtime_.chunk();
+    const bool exact = phase == Phase::kPrompt || !runtime_.sparse();
+    const size_t chunk = exact ? runtime_.chunk() : std::min(runtime_.chunk(), engine::kSparseRows);
     runtime_.react_to_pressure();
     logits_.clear();
     for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
       const size_t end = std::min(tokens.size(), begin + chunk);
       const bool next_is_last = end == tokens.size() || end + chunk >= tokens.size();
-      const Status status = evaluate_chunk(tokens.subspan(begin, end - begin), end == tokens.size(),
-                                           next_is_last, cancel, sink);
+      // After the last chunk of a prompt, or a token, a token is likely to come.
+      const engine::PassMode mode = {.exact = exact,
+                                     .next_exact = exact && (end < tokens.size() || !runtime_.sparse()),
+                                     .next_output = next_is_last || sink != nullptr};
+      const Status status =
+          evaluate_chunk(tokens.subspan(begin, end - begin), end == tokens.size(), mode, cancel, sink);
       if (status.ok()) continue;
-      runtime_.stream().restart();
+      runtime_.restart_reading();
       poisoned_ = status.code() != Code::kCancelled;
       return status;
     }
@@ -100,8 +105,7 @@ class SessionImpl final : public Session {
     return ok_status();
   }
 
-  // `next_is_last`: the pass after this one ends a prompt or is a decode, so it computes the head.
-  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, bool next_is_last,
+  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, const engine::PassMode& mode,
                         const std::atomic<bool>* cancel, LogitSink* sink) {
     const size_t missing = sequence_.pages_missing(tokens.size());
     const size_t free = runtime_.kv_pages().free_count();
@@ -115,7 +119,7 @@ class SessionImpl final : public Session {
                        .wants_logits = sink != nullptr || (last && i + 1 == tokens.size())});
     }
     SessionSink to(rows_, sink, &logits_);
-    GANGLION_RETURN_IF_ERROR(runtime_.forward().run(rows_, next_is_last || sink != nullptr, cancel, &to));
+    GANGLION_RETURN_IF_ERROR(runtime_.forward().run(rows_, mode, cancel, &to));
     sequence_.advance(tokens.size());
     return ok_status();
   }
@@ -149,9 +153,19 @@ class EngineImpl final : public Engine {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());
     if (!runtime_->loaded()) return {};
     const neuron_stream::StreamStats s = runtime_->stream().stats();
-    return {s.device_bytes,  s.cached_bytes, s.reads,      s.expert_hits,
-            s.expert_misses, s.ahead_reads,  s.ahead_used, runtime_->forward().look_ahead_pays(),
-            s.wait_ns};
+    EngineStats all = {s.device_bytes,  s.cached_bytes, s.reads,      s.expert_hits,
+                       s.expert_misses, s.ahead_reads,  s.ahead_used, runtime_->forward().look_ahead_pays(),
+                       s.wait_ns};
+    if (runtime_->bundles() != nullptr) {
+      const neuron_stream::BundleStats& b = runtime_->bundles()->stats();
+      all.io_wait_ns += b.wait_ns;
+      all.neurons_resident = b.prefix_uses;
+      all.neurons_cached = b.cache_uses;
+      all.neurons_read = b.misses;
+      all.neurons_ahead = b.ahead_reads;
+      all.neurons_ahead_used = b.ahead_used;
+    }
+    return all;
   }
 
  private:

@@ -52,15 +52,17 @@ ForwardPass::ForwardPass(const ForwardContext& context, std::span<uint8_t> scrat
 
 ForwardPass::~ForwardPass() = default;
 
-Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel,
+Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const std::atomic<bool>* cancel,
                         PassSink* sink) {
   GANGLION_CHECK(!rows.empty() && rows.size() <= context_.chunk);
+  GANGLION_CHECK(mode.exact || rows.size() <= kSparseRows);
   const ModelConfig& config = *context_.config;
   const int64_t start_ns = platform::now_ns();
   single_row_ = rows.size() == 1;
+  exact_ = mode.exact || context_.bundles == nullptr;
   bool wants_output = false;
   for (const Row& row : rows) wants_output = wants_output || row.wants_logits;
-  context_.stream->begin_pass(wants_output, next_output);
+  context_.stream->begin_pass({wants_output, exact_}, {mode.next_output, mode.next_exact});
 
   GANGLION_RETURN_IF_ERROR(embed(rows));
   for_rows(rows.size(), [&](size_t i) {
@@ -91,21 +93,28 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
     add_residual(vector(w.o_bias), vector(w.post_attn_norm), rows.size());
 
     // h += ffn(norm(h))
-    normalise(vector(w.ffn_norm), rows.size(),
-              forms_of({&w.gate, &w.up, &w.gate_up, &w.router, &w.expert_gate, &w.expert_up}));
-    if (moe) {
-      if (!config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
+    normalise(vector(w.ffn_norm), rows.size(), ffn_forms(w));
+    if (moe && !config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
+    sink->ffn_input(layer, rows.size(), config.dim, buffers_->normed.floats(0),
+                    buffers_->normed.float_stride(),
+                    {buffers_->routed, moe ? rows.size() * config.moe.used_count : 0});
+    if (w.bundle.present() && !exact_) {
+      GANGLION_RETURN_IF_ERROR(sparse_ffn(rows.size(), layer));
+    } else if (moe) {
       GANGLION_RETURN_IF_ERROR(expert_ffn(rows.size(), layer));
+    } else {
+      GANGLION_RETURN_IF_ERROR(dense_ffn(rows.size(), layer, config.layers[layer].ffn, false));
+    }
+    if (moe) {
       if (config.moe.shared_ffn > 0) {
         GANGLION_RETURN_IF_ERROR(dense_ffn(rows.size(), layer, config.moe.shared_ffn, true));
       }
-    } else {
-      GANGLION_RETURN_IF_ERROR(dense_ffn(rows.size(), layer, config.layers[layer].ffn, false));
     }
     add_residual(vector(w.down_bias), vector(w.post_ffn_norm), rows.size());
   }
   if (wants_output) GANGLION_RETURN_IF_ERROR(output(rows, sink));
   context_.stream->tick();
+  if (!exact_) context_.bundles->tick();
   if (single_row_) look_ahead_.add(static_cast<double>(platform::now_ns() - start_ns));
   return base::ok_status();
 }
@@ -352,7 +361,7 @@ Status ForwardPass::attention_output(size_t rows, size_t layer) {
 
 // ffn [row_begin + i] = act(gate) * up, with the forms that the down matrix reads.
 void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const FormSet& forms,
-                           const float* gate_bias, const float* up_bias) {
+                           const float* gate_bias, const float* up_bias, const uint16_t* order) {
   const auto activation =
       context_.kernels->gated_activation[static_cast<size_t>(context_.config->activation)];
   for_rows(rows, [&](size_t i) {
@@ -361,6 +370,10 @@ void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const Fo
     add_bias(gate_bias, width, gate);
     add_bias(up_bias, width, up);
     activation(gate, up, width);
+    if (order != nullptr) {  // From pack order to that of the down matrix.
+      for (size_t p = 0; p < width; ++p) up[order[p]] = gate[p];
+      std::memcpy(gate, up, width * sizeof(float));
+    }
     buffers_->ffn.store_forms(*context_.kernels, forms, row_begin + i, width);
   });
 }
@@ -370,7 +383,17 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
   const ModelConfig& config = *context_.config;
   const LayerWeights& w = context_.weights->layers[layer];
   const size_t stride = buffers_->ffn.float_stride();
-  if (config.fused_gate_up) {
+  const bool bundled = w.bundle.present() && !accumulate;
+  if (bundled) {
+    products_ = {{.matrix = &w.bundle.rows,
+                  .x = &buffers_->normed,
+                  .tokens = rows,
+                  .out = buffers_->ffn.floats(0),
+                  .out_stride = stride,
+                  .bundle = &w.bundle,
+                  .up_out = buffers_->up,
+                  .prefix = context_.bundles->prefix(context_.bundles->set_of(layer, 0))}};
+  } else if (config.fused_gate_up) {
     products_ = {{.matrix = &w.gate_up,
                   .x = &buffers_->normed,
                   .tokens = rows,
@@ -393,7 +416,8 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
       std::memcpy(buffers_->up + i * stride, both + width, width * sizeof(float));
     });
   }
-  activate(rows, width, 0, forms_of({&w.down}), vector(w.gate_bias), vector(w.up_bias));
+  activate(rows, width, 0, forms_of({&w.down}), vector(w.gate_bias), vector(w.up_bias),
+           bundled ? context_.orders[layer] : nullptr);
   float* out = accumulate ? buffers_->expert_out : buffers_->projected;
   products_ = {
       {.matrix = &w.down, .x = &buffers_->ffn, .tokens = rows, .out = out, .out_stride = config.dim}};

@@ -37,7 +37,22 @@ class PassSink {
   virtual void logits(size_t row, std::span<const float> logits) = 0;
   /// The last row's input of each layer, then its output of the final norm [D] (where logits are wanted).
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
+  /// What a layer's FFN is given: `rows` rows of `dim` floats, and in an MoE layer their routing, row by row.
+  virtual void ffn_input(size_t /*layer*/, size_t /*rows*/, size_t /*dim*/, const float* /*inputs*/,
+                         size_t /*stride*/, std::span<const model::Routed> /*routed*/) {}
 };
+
+/// How rows are evaluated. Sparse passes take a pack's predicted neurons alone; elsewhere all passes are
+/// exact.
+struct PassMode {
+  bool exact = true;
+  // What the pass after this one will be, for read-ahead.
+  bool next_exact = true;
+  bool next_output = true;
+};
+
+/// Rows of a sparse pass at most: each has a bit in a mask.
+inline constexpr size_t kSparseRows = 32;
 
 /// Everything that a pass computes with; owned by the runtime.
 struct ForwardContext {
@@ -46,11 +61,14 @@ struct ForwardContext {
   const kernels::KernelTable* kernels = nullptr;
   platform::ThreadPool* threads = nullptr;
   neuron_stream::NeuronStream* stream = nullptr;
+  neuron_stream::BundleStream* bundles = nullptr;  ///< Null: no pack.
   async_io::ReadQueue* queue = nullptr;
   Multiplier* multiplier = nullptr;
   const neuron_store::WeightStore* store = nullptr;
   /// Floats of each vector, by VectorRef::index.
   std::span<const float* const> vectors = {};
+  /// Of packed layers: the original number of each neuron, [E][F] in pack order; null elsewhere.
+  std::span<const uint16_t* const> orders = {};
   // The embedding on storage.
   base::TensorType embedding_type = base::TensorType::kF32;
   uint32_t embedding_shard = 0;
@@ -71,10 +89,10 @@ class ForwardPass {
   bool look_ahead_pays() const { return look_ahead_.pays(); }
   ~ForwardPass();
 
-  /// Evaluates up to `chunk` rows whose KV positions are prepared. `next_output`: whether the pass after this
-  /// one will want logits. Stops with kCancelled between layers once `*cancel` is set. Errors: those of
-  /// reads. After an error the rows' KV positions are unspecified.
-  base::Status run(std::span<const Row> rows, bool next_output, const std::atomic<bool>* cancel,
+  /// Evaluates up to `chunk` rows (kSparseRows in a sparse pass) whose KV positions are prepared. Stops with
+  /// kCancelled between layers once `*cancel` is set. Errors: those of reads. After an error the rows' KV
+  /// positions are unspecified.
+  base::Status run(std::span<const Row> rows, const PassMode& mode, const std::atomic<bool>* cancel,
                    PassSink* sink);
 
  private:
@@ -94,14 +112,25 @@ class ForwardPass {
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
   base::Status look_ahead(size_t layer);
+  void skip_expert(const model::LayerWeights& weights, uint32_t expert);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
   base::Status expert_wave(size_t layer, size_t begin, size_t end);
   base::Status output(std::span<const Row> rows, PassSink* sink);
 
+  // The FFN of packed layers (forward_sparse.cc).
+  base::Status sparse_ffn(size_t rows, size_t layer);
+  void choose_units(size_t rows, size_t layer);
+  base::Status predict(size_t rows, size_t layer);
+  void list_active(size_t rows, size_t layer);
+  base::Status request_missing(size_t layer);
+  void compute_ready(size_t rows, size_t layer);
+  void accumulate_down(size_t rows, size_t layer);
+  void neuron_value(size_t rows, size_t layer, size_t entry);
+
   void normalise(const float* weight, size_t rows, const FormSet& forms);
   void add_residual(const float* bias, const float* norm, size_t rows);
   void activate(size_t rows, size_t width, size_t row_begin, const FormSet& forms, const float* gate_bias,
-                const float* up_bias);
+                const float* up_bias, const uint16_t* order);
   template <typename Body>
   void for_rows(size_t rows, Body&& body) {
     context_.threads->parallel_for(rows, 1, [&](size_t begin, size_t end, int) {
@@ -116,6 +145,7 @@ class ForwardPass {
   std::unique_ptr<model::Rope> rope_local_;
   Trial look_ahead_;
   bool single_row_ = false;  // this pass decodes one token
+  bool exact_ = true;        // this pass takes all neurons
   std::vector<Product> products_;
   std::vector<async_io::ReadOp> row_reads_;
 };

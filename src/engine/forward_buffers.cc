@@ -25,6 +25,44 @@ FormSet forms_in_layers(const model::WeightMap& weights, Members... members) {
 
 }  // namespace
 
+ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardContext& context,
+                                                                  ScratchAllocator& scratch) {
+  const ModelConfig& config = *context.config;
+  const auto& moe = config.moe;
+  Sparse s;
+  s.rows = std::min(context.chunk, kSparseRows);
+  size_t units = 1;
+  size_t neurons = 0;
+  size_t rank = 0;
+  FormSet forms;
+  for (const LayerWeights& layer : context.weights->layers) {
+    if (!layer.bundle.present()) continue;
+    neurons = std::max<size_t>(neurons, layer.bundle.rows.rows);
+    if (!layer.bundle.predict_low.present()) continue;
+    rank = std::max<size_t>(rank, layer.bundle.predict_low.rows);
+    forms.add(layer.bundle.predict_out.type);
+  }
+  if (moe.expert_count > 0) units = std::min<size_t>(moe.expert_count, s.rows * moe.used_count);
+  s.capacity = units * neurons;
+  s.units = scratch.take<Unit>(units);
+  s.unit_weight = scratch.take<float>(units * s.rows);
+  if (rank > 0) {
+    s.low = ActivationRows(scratch, units * s.rows, rank, forms);
+    s.scores = scratch.take<float>(s.rows * s.capacity);
+  }
+  s.masks = scratch.take<uint32_t>(s.capacity);
+  s.tile_begin = scratch.take<uint32_t>(units * base::ceil_div(neurons, kNeuronTile) + 1);
+  s.active = scratch.take<Active>(s.capacity);
+  s.values = scratch.take<float>(s.capacity * s.rows);
+  s.ready = scratch.take<uint32_t>(s.capacity);
+  s.waiting = scratch.take<uint32_t>(s.capacity);
+  s.wanted = scratch.take<uint32_t>(neurons);
+  s.down_rows = scratch.take<const uint8_t*>(s.rows * s.capacity);
+  s.down_weights = scratch.take<float>(s.rows * s.capacity);
+  s.down_count = scratch.take<size_t>(s.rows);
+  return s;
+}
+
 ForwardPass::Buffers ForwardPass::lay_out(const ForwardContext& context, ScratchAllocator& scratch) {
   using W = LayerWeights;
   const ModelConfig& config = *context.config;
@@ -48,10 +86,9 @@ ForwardPass::Buffers ForwardPass::lay_out(const ForwardContext& context, Scratch
   scratch.align(async_io::kIoAlignment);
   b.embedding_rows = scratch.take<uint8_t>(rows * b.embedding_stride);
   b.hidden = scratch.take<float>(rows * config.dim);
-  b.normed =
-      ActivationRows(scratch, rows, config.dim,
-                     forms_in_layers(weights, &W::q, &W::k, &W::v, &W::qkv, &W::q_a, &W::kv_a, &W::gate,
-                                     &W::up, &W::gate_up, &W::router, &W::expert_gate, &W::expert_up));
+  FormSet normed = forms_in_layers(weights, &W::q, &W::k, &W::v, &W::qkv, &W::q_a, &W::kv_a);
+  for (const LayerWeights& layer : weights.layers) normed.add(ffn_forms(layer));
+  b.normed = ActivationRows(scratch, rows, config.dim, normed);
   b.qkv_stride = qkv;
   b.qkv = scratch.take<float>(rows * qkv);
   b.attended = ActivationRows(scratch, rows, heads * (mla.kv_rank > 0 ? mla.value_dims : config.value_dims),
@@ -75,12 +112,12 @@ ForwardPass::Buffers ForwardPass::lay_out(const ForwardContext& context, Scratch
     b.by_expert = scratch.take<uint32_t>(rows * moe.used_count);
     b.place_of = scratch.take<uint32_t>(rows * moe.used_count);
     b.expert_begin = scratch.take<uint32_t>(size_t{moe.expert_count} + 1);
-    b.gathered = ActivationRows(scratch, b.ffn_rows, config.dim,
-                                forms_in_layers(weights, &W::expert_gate, &W::expert_up));
+    b.gathered = ActivationRows(scratch, b.ffn_rows, config.dim, normed);
     b.ahead = ActivationRows(scratch, 1, config.dim, forms_in_layers(weights, &W::router));
     b.ahead_routed = scratch.take<model::Routed>(moe.used_count);
     b.expert_out = scratch.take<float>(b.ffn_rows * config.dim);
   }
+  if (config.pack.present) b.sparse = Buffers::lay_out_sparse(context, scratch);
   if (mla.kv_rank > 0) {
     b.q_low = ActivationRows(scratch, rows, mla.q_rank, forms_in_layers(weights, &W::q_b));
     b.q_full = scratch.take<float>(rows * heads * (mla.nope_dims + config.rope.dims));

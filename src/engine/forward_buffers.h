@@ -17,6 +17,14 @@ inline FormSet forms_of(std::initializer_list<const model::MatrixRef*> matrices)
   return forms;
 }
 
+/// The forms that the matrices behind the FFN's norm read.
+inline FormSet ffn_forms(const model::LayerWeights& w) {
+  FormSet forms = forms_of({&w.gate, &w.up, &w.gate_up, &w.router, &w.expert_gate, &w.expert_up,
+                            &w.bundle.rows, &w.bundle.predict_low});
+  if (w.bundle.present()) forms.add(w.bundle.up_type);
+  return forms;
+}
+
 /// x += bias, or nothing if there is none.
 inline void add_bias(const float* bias, size_t n, float* x) {
   if (bias == nullptr) return;
@@ -53,6 +61,50 @@ struct ForwardPass::Buffers {
   ActivationRows ahead;                   // [1][D]: the next layer's router input, guessed
   model::Routed* ahead_routed = nullptr;  // [used]
   float* expert_out = nullptr;            // [R][D]
+
+  // Sparse FFN of packs. S: rows of a sparse pass; U: experts that they are routed to (1 for a dense FFN); F:
+  // neurons of an expert.
+  struct Unit {
+    uint32_t expert;
+    uint32_t set;   // of the bundle stream
+    uint32_t rows;  // mask of the rows routed to it
+  };
+  struct Active {
+    const uint8_t* data;  // the bundle, once it is in memory
+    uint32_t unit;
+    uint32_t neuron;  // in pack order
+    uint32_t rows;    // mask of the rows that it is predicted for
+    bool computed;
+  };
+  struct Sparse {
+    Unit* units = nullptr;  // [U]
+    size_t unit_count = 0;
+    float* unit_weight = nullptr;    // [U][S]
+    ActivationRows low;              // [U * S][rank]
+    float* scores = nullptr;         // [U][S][F]
+    uint32_t* masks = nullptr;       // [U][F]
+    uint32_t* tile_begin = nullptr;  // [U * tiles + 1]
+    Active* active = nullptr;        // [U * F]: by unit, then neuron
+    size_t active_count = 0;
+    size_t requested = 0;         // entries before it are in memory or on their way
+    size_t seen = 0;              // entries before it are computed, ready or waiting
+    size_t done = 0;              // entries before it have been added to the output
+    uint32_t* waiting = nullptr;  // [U * F]: entries whose bundles are on their way
+    size_t waiting_count = 0;
+    float* values = nullptr;    // [U * F][S]: what scales each down row
+    uint32_t* ready = nullptr;  // [U * F]: entries to compute now
+    size_t ready_count = 0;
+    uint32_t* wanted = nullptr;           // [F]
+    const uint8_t** down_rows = nullptr;  // [S][U * F]
+    float* down_weights = nullptr;        // [S][U * F]
+    size_t* down_count = nullptr;         // [S]
+    size_t capacity = 0;                  // U * F
+    size_t rows = 0;                      // S
+  };
+  Sparse sparse;
+  static Sparse lay_out_sparse(const ForwardContext& context, ScratchAllocator& scratch);
+  /// Neurons that a thread lists at a time.
+  static constexpr size_t kNeuronTile = 512;
 
   // Multi-head latent attention.
   ActivationRows q_low;     // [T][q_rank]

@@ -38,9 +38,14 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
   const size_t used = config.moe.used_count;
   const size_t entries = rows * used;
   buffers_->sort_by_expert(config.moe.expert_count, entries);
-  for (size_t e = 0; e < config.moe.expert_count; ++e) {
-    if (buffers_->expert_begin[e] < buffers_->expert_begin[e + 1]) {
+  const LayerWeights& w = context_.weights->layers[layer];
+  const bool bundled = w.bundle.present();
+  for (uint32_t e = 0; e < config.moe.expert_count; ++e) {
+    const bool used_now = buffers_->expert_begin[e] < buffers_->expert_begin[e + 1];
+    if (used_now && !bundled) {
       context_.stream->use_expert(static_cast<uint32_t>(layer * config.moe.expert_count + e));
+    } else if (!used_now && bundled) {
+      skip_expert(w, e);
     }
   }
   std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
@@ -51,6 +56,7 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
     while (end < entries) {
       const uint32_t expert = buffers_->routed[buffers_->by_expert[end]].expert;
       if (buffers_->expert_begin[expert + 1] - begin > buffers_->ffn_rows) break;
+      if (bundled && end > begin) break;  // They are streamed expert by expert.
       end = buffers_->expert_begin[expert + 1];
     }
     GANGLION_RETURN_IF_ERROR(expert_wave(layer, begin, end));
@@ -66,6 +72,14 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
     begin = end;
   }
   return base::ok_status();
+}
+
+// The blocks of an expert that no row of this pass was routed to are not waited for.
+void ForwardPass::skip_expert(const LayerWeights& w, uint32_t expert) {
+  for (const MatrixRef* matrix : {&w.bundle.rows, &w.expert_down}) {
+    const neuron_store::BlockRange range = context_.multiplier->blocks(*matrix, expert);
+    for (neuron_store::BlockId id = range.begin; id < range.end; ++id) context_.stream->skip(id);
+  }
 }
 
 // Has all blocks of a wave read at once, so that the down matrices arrive while gate and up are computed -
@@ -142,10 +156,24 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
       i = next;
     }
   };
-  request_wave(w, begin, end);
-  if (single_row_) GANGLION_RETURN_IF_ERROR(look_ahead(layer + 1));
+  const bool bundled = w.bundle.present();
+  if (!bundled) request_wave(w, begin, end);
+  if (single_row_ && !bundled) GANGLION_RETURN_IF_ERROR(look_ahead(layer + 1));
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {
+    if (bundled) {
+      products_.push_back({.matrix = &w.bundle.rows,
+                           .slice = expert,
+                           .x = &buffers_->gathered,
+                           .first_row = at,
+                           .tokens = count,
+                           .out = buffers_->ffn.floats(at),
+                           .out_stride = stride,
+                           .bundle = &w.bundle,
+                           .up_out = buffers_->up + at * stride,
+                           .prefix = context_.bundles->prefix(context_.bundles->set_of(layer, expert))});
+      return;
+    }
     products_.push_back({.matrix = &w.expert_gate,
                          .slice = expert,
                          .x = &buffers_->gathered,
@@ -168,7 +196,8 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {
     activate(count, width, at, forms_of({&w.expert_down}), expert_vector(w.expert_gate_bias, expert, width),
-             expert_vector(w.expert_up_bias, expert, width));
+             expert_vector(w.expert_up_bias, expert, width),
+             bundled ? context_.orders[layer] + size_t{expert} * width : nullptr);
     products_.push_back({.matrix = &w.expert_down,
                          .slice = expert,
                          .x = &buffers_->ffn,

@@ -137,7 +137,8 @@ Result<std::span<const int32_t>> Generator::step(size_t most, const std::atomic<
   const size_t before = s.session.position();
   const int64_t start = platform::now_ns();
   s.kept.start(before);
-  GANGLION_RETURN_IF_ERROR(s.session.evaluate(s.pass, cancel, drafted > 0 ? &s.kept : nullptr));
+  GANGLION_RETURN_IF_ERROR(
+      s.session.evaluate(s.pass, cancel, drafted > 0 ? &s.kept : nullptr, Phase::kGeneration));
   const auto pass_ns = static_cast<double>(platform::now_ns() - start);
   // Each choice decides whether the next draft was evaluated in the right place.
   size_t right = 0;

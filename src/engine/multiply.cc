@@ -36,12 +36,20 @@ Multiplier::Multiplier(const kernels::KernelTable& kernels, platform::ThreadPool
 
 Status Multiplier::run(std::span<const Product> products) {
   pending_.clear();
+  tasks_.clear();
   for (uint32_t i = 0; i < products.size(); ++i) {
-    const neuron_store::BlockRange range = blocks(*products[i].matrix, products[i].slice);
-    for (BlockId block = range.begin; block < range.end; ++block) pending_.push_back({i, block});
+    const Product& product = products[i];
+    add_rows(product, product.prefix.data, product.prefix.stride, 0, product.prefix.rows);
+    const neuron_store::BlockRange range = blocks(*product.matrix, product.slice);
+    for (BlockId id = range.begin; id < range.end; ++id) {
+      if (product.prefix.rows > 0) {
+        const neuron_store::Block block = store_.block(id);
+        if (block.row_begin + block.row_count <= product.prefix.rows) continue;
+      }
+      pending_.push_back({i, id});
+    }
   }
-  while (!pending_.empty()) {
-    tasks_.clear();
+  while (!pending_.empty() || !tasks_.empty()) {
     pinned_.clear();
     size_t kept = 0;
     for (const Pending& item : pending_) {
@@ -50,7 +58,7 @@ Status Multiplier::run(std::span<const Product> products) {
         pending_[kept++] = item;
       } else {
         pinned_.push_back(item.block);
-        add_tasks(products[item.product], item.block, data);
+        add_block(products[item.product], item.block, data);
       }
     }
     pending_.resize(kept);
@@ -63,27 +71,34 @@ Status Multiplier::run(std::span<const Product> products) {
     threads_.parallel_for(tasks_.size(), 1, [this](size_t begin, size_t end, int) {
       for (size_t i = begin; i < end; ++i) compute(tasks_[i]);
     });
+    tasks_.clear();
     for (const BlockId block : pinned_) stream_.unpin(block);
     if (!pending_.empty()) stream_.poll();
   }
   return base::ok_status();
 }
 
-void Multiplier::add_tasks(const Product& product, BlockId id, const uint8_t* data) {
+void Multiplier::add_block(const Product& product, BlockId id, const uint8_t* data) {
   const neuron_store::Block block = store_.block(id);
   const size_t stride = store_.matrix(block.matrix).row_bytes;
-  auto step = static_cast<uint32_t>(std::max<size_t>(1, kTaskBytes / stride));
+  const uint32_t begin = std::max(block.row_begin, product.prefix.rows);
+  add_rows(product, data + (begin - block.row_begin) * stride, stride, begin,
+           block.row_begin + block.row_count);
+}
+
+void Multiplier::add_rows(const Product& product, const uint8_t* data, size_t stride, uint32_t begin,
+                          uint32_t end) {
+  auto step = static_cast<uint32_t>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, stride)));
   if (product.tokens >= kTiledTokens) step = std::max(kTileRows, step / kTileRows * kTileRows);
-  for (uint32_t row = 0; row < block.row_count; row += step) {
-    tasks_.push_back({&product, data + row * stride, stride, block.row_begin + row,
-                      std::min(step, block.row_count - row)});
+  for (uint32_t row = begin; row < end; row += step) {
+    tasks_.push_back({&product, data + (row - begin) * stride, stride, row, std::min(step, end - row)});
   }
 }
 
 void Multiplier::compute(const Task& task) const {
   const Product& p = *task.product;
-  const kernels::ActivationForm form = kernels::activation_form(p.matrix->type);
-  const kernels::MatmulArgs args = {
+  kernels::ActivationForm form = kernels::activation_form(p.matrix->type);
+  kernels::MatmulArgs args = {
       .weights = task.weights,
       .weight_stride = task.weight_stride,
       .rows = task.row_count,
@@ -95,6 +110,13 @@ void Multiplier::compute(const Task& task) const {
       .out_stride = p.out_stride,
   };
   kernels_.matmul[static_cast<size_t>(p.matrix->type)](args);
+  if (p.bundle == nullptr) return;
+  form = kernels::activation_form(p.bundle->up_type);
+  args.weights += p.bundle->up_offset;
+  args.x = p.x->row(form, p.first_row);
+  args.x_stride = p.x->stride(form) * p.row_step;
+  args.out = p.up_out + task.row_begin;
+  kernels_.matmul[static_cast<size_t>(p.bundle->up_type)](args);
 }
 
 }  // namespace ganglion::engine

@@ -11,6 +11,7 @@
 #include "kernels/kernel_table.h"
 #include "model/weight_map.h"
 #include "neuron_store/weight_store.h"
+#include "neuron_stream/bundle_stream.h"
 #include "neuron_stream/neuron_stream.h"
 #include "platform/threads.h"
 
@@ -27,6 +28,10 @@ struct Product {
   size_t tokens = 0;
   float* out = nullptr;
   size_t out_stride = 0;
+  // Rows of bundles: `matrix` is BundleRef::rows and gives the gates; the ups go to `up_out` alike.
+  const model::BundleRef* bundle = nullptr;
+  float* up_out = nullptr;
+  neuron_stream::BundleStream::Prefix prefix = {};  ///< The slice's first rows, which are in memory.
 };
 
 /// Owned by the engine's thread. No allocation after the first pass.
@@ -56,7 +61,8 @@ class Multiplier {
     uint32_t row_begin;
     uint32_t row_count;
   };
-  void add_tasks(const Product& product, neuron_store::BlockId block, const uint8_t* data);
+  void add_block(const Product& product, neuron_store::BlockId block, const uint8_t* data);
+  void add_rows(const Product& product, const uint8_t* data, size_t stride, uint32_t begin, uint32_t end);
   void compute(const Task& task) const;
 
   const kernels::KernelTable& kernels_;

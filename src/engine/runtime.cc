@@ -47,6 +47,7 @@ Result<kernels::KvType> parse_kv_type(const std::string& name, const model_confi
 std::set<uint32_t> expert_matrices(const model::WeightMap& weights) {
   std::set<uint32_t> experts;
   for (const LayerWeights& layer : weights.layers) {
+    if (layer.bundle.present()) continue;  // Its neurons are cached, not its experts.
     for (const MatrixRef* matrix : {&layer.expert_gate, &layer.expert_up, &layer.expert_down}) {
       if (matrix->present()) experts.insert(matrix->index);
     }
@@ -158,6 +159,7 @@ Status Runtime::open_store() {
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const LayerWeights& w = weights_.layers[layer];
     for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+      if (w.bundle.present()) continue;
       for (uint32_t e = 0; matrix->present() && e < matrix->slices; ++e) {
         const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], e);
         for (BlockId id = range.begin; id < range.end; ++id) {
@@ -166,6 +168,7 @@ Status Runtime::open_store() {
       }
     }
   }
+  if (packed()) GANGLION_RETURN_IF_ERROR(read_neurons());
   for (const model_config::LayerConfig& layer : config_.layers) {
     kv_page_bytes_ = std::max(kv_page_bytes_, model::kv_layout(config_, layer, kv_type_).page_bytes);
   }
@@ -204,6 +207,9 @@ planner::ModelSizes Runtime::model_sizes() {
     }
     sizes.expert_bytes_per_token = sizes.expert_bytes / config_.moe.expert_count * config_.moe.used_count;
   }
+  sizes.exact_only = exact_only_;
+  sizes.neuron_sets = neuron_sets_;
+  if (packed()) sizes.bundle_slot_bytes = neuron_stream::BundleStream::slot_bytes(bundle_layers());
   sizes.context_trained = config_.context_trained;
   sizes.context = this;
   sizes.scratch_bytes = [](const void* self, size_t chunk) {
@@ -225,8 +231,10 @@ uint64_t Runtime::process_bytes() const {
   constexpr uint64_t kTablesPerBlock = 96;
   constexpr uint64_t kPerVocabulary = 16;
   const platform::ProcessMemory memory = platform::read_process_memory();
+  uint64_t neurons = 0;
+  for (const planner::NeuronSet& set : neuron_sets_) neurons += set.frequency.size();
   return memory.resident_bytes + memory.page_table_bytes + store_->block_count() * kTablesPerBlock +
-         config_.vocab * kPerVocabulary;
+         config_.vocab * kPerVocabulary + neurons * neuron_cache::BundleCache::kTableBytes;
 }
 
 Status Runtime::make_plan() {
@@ -301,6 +309,13 @@ void Runtime::summarise() {
     s.items.push_back(
         {"expert cache", base::round_up(plan_.expert_cache_bytes, neuron_cache::kSegmentBytes)});
   }
+  if (packed()) {
+    s.items.push_back(
+        {"frequent neurons", base::round_up(plan_.neuron_prefix_bytes, neuron_cache::kSegmentBytes)});
+    s.items.push_back(
+        {"neuron cache", base::round_up(plan_.neuron_cache_bytes, neuron_cache::kSegmentBytes)});
+    s.items.push_back({"staging for neurons", plan_.neuron_staging_bytes});
+  }
   s.model_bytes = file_->file_bytes();
   s.resident_weight_bytes = plan_.resident_bytes;
   s.streamed_bytes_per_token = plan_.streamed_bytes;
@@ -329,16 +344,19 @@ neuron_stream::StreamConfig Runtime::stream_config() const {
     resident[id] = true;
     config.resident.push_back(id);
   }
-  for (BlockId id = 0; id < dense_blocks_; ++id) {
-    if (resident[id]) continue;
+  for (const BlockId id : pass_order()) {
+    if (resident[id] || covered_by_prefix(id)) continue;
     config.streamed.push_back(id);
     config.streamed_tail += id >= head.begin ? 1 : 0;
   }
+  config.exact_only.assign(exact_only_.begin(), exact_only_.end());
   if (plan_.experts_resident) {
     for (BlockId id = dense_blocks_; id < store_->block_count(); ++id) config.resident.push_back(id);
   }
   config.expert_group = expert_group_;
-  config.expert_groups = static_cast<uint32_t>(config_.layers.size() * config_.moe.expert_count);
+  if (!expert_group_.empty()) {
+    config.expert_groups = static_cast<uint32_t>(config_.layers.size() * config_.moe.expert_count);
+  }
   config.ring_slots = plan_.ring_slots;
   config.expert_slots = plan_.expert_slots;
   return config;
@@ -366,6 +384,7 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
   GANGLION_CHECK(!loaded());
   // A load that failed before may have left parts behind; they hold memory of the old arena.
   multiplier_.reset();
+  bundles_.reset();
   stream_.reset();
   kv_pages_.reset();
   vectors_.clear();
@@ -385,6 +404,7 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
                             neuron_stream::NeuronStream::create(*store_, *queue_, *arena_, stream_config()));
   multiplier_ = std::make_unique<Multiplier>(*kernels_, *threads_, *store_, *stream_, store_index_);
   GANGLION_RETURN_IF_ERROR(stream_->load_resident(progress, context));
+  if (packed()) GANGLION_RETURN_IF_ERROR(load_bundles(progress, context));
   forward_context_.stream = stream_.get();
   forward_context_.multiplier = multiplier_.get();
   forward_context_.vectors = vectors_;
@@ -395,9 +415,13 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
 
 Status Runtime::apply(planner::Plan next) {
   arena_->set_budget_bytes(std::max(arena_->budget_bytes(), next.arena_bytes()));
+  if (packed() && next.neuron_cache_bytes < plan_.neuron_cache_bytes) {
+    GANGLION_RETURN_IF_ERROR(bundles_->resize_cache(next.neuron_cache_bytes));
+  }
   plan_ = std::move(next);
   GANGLION_RETURN_IF_ERROR(stream_->rearrange(stream_config()));
   GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
+  if (packed()) GANGLION_RETURN_IF_ERROR(bundles_->resize_cache(plan_.neuron_cache_bytes));
   kv_pages_->extend(kv_region_.bytes().first(plan_.kv_bytes));
   arena_->set_budget_bytes(plan_.arena_bytes());
   summarise();

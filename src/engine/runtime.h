@@ -35,6 +35,15 @@ class Runtime {
   model::KvPages& kv_pages() { return *kv_pages_; }
   ForwardPass& forward() { return *forward_; }
   neuron_stream::NeuronStream& stream() { return *stream_; }
+  neuron_stream::BundleStream* bundles() { return bundles_.get(); }
+  bool packed() const { return config_.pack.present; }
+  /// Whether generated tokens take predicted neurons alone.
+  bool sparse() const { return packed() && !options_.exact; }
+  /// After a pass that was given up.
+  void restart_reading() {
+    stream_->restart();
+    if (bundles_ != nullptr) bundles_->restart();
+  }
   /// Held during an evaluation.
   std::mutex& mutex() { return mutex_; }
   bool loaded() const { return forward_ != nullptr; }
@@ -54,6 +63,12 @@ class Runtime {
   base::Status apply(planner::Plan next);
   base::Status load_vectors(std::span<uint8_t> memory);
   neuron_stream::StreamConfig stream_config() const;
+  // Of a pack.
+  base::Status read_neurons();
+  std::vector<neuron_stream::BundleLayer> bundle_layers() const;
+  std::vector<neuron_store::BlockId> pass_order() const;
+  bool covered_by_prefix(neuron_store::BlockId block) const;
+  base::Status load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* context);
 
   EngineOptions options_;
   std::unique_ptr<format::GgufModel> file_;
@@ -68,7 +83,12 @@ class Runtime {
   std::vector<uint32_t> store_index_;  // by MatrixRef::index
   neuron_store::BlockId dense_blocks_ = 0;
   std::vector<uint32_t> dense_block_bytes_;
-  std::vector<uint32_t> expert_group_;  // by expert block
+  std::vector<uint32_t> expert_group_;         // by expert block
+  std::vector<uint8_t> exact_only_;            // by dense block; of a pack
+  std::vector<float> frequencies_;             // of all packed neurons, set by set; freed when loaded
+  std::vector<std::vector<uint16_t>> orders_;  // by layer
+  std::vector<const uint16_t*> order_data_;
+  std::vector<planner::NeuronSet> neuron_sets_;
   size_t kv_page_bytes_ = 0;
   ForwardContext forward_context_;
   planner::Plan plan_;
@@ -80,6 +100,7 @@ class Runtime {
   neuron_cache::Region kv_region_;
   std::vector<const float*> vectors_;
   std::unique_ptr<neuron_stream::NeuronStream> stream_;
+  std::unique_ptr<neuron_stream::BundleStream> bundles_;
   std::unique_ptr<Multiplier> multiplier_;
   std::unique_ptr<model::KvPages> kv_pages_;
   std::unique_ptr<ForwardPass> forward_;

@@ -43,6 +43,7 @@ class FormSet {
   void add(base::TensorType weights) {
     bits_ |= 1U << static_cast<unsigned>(kernels::activation_form(weights));
   }
+  void add(const FormSet& other) { bits_ |= other.bits_; }
   bool has(kernels::ActivationForm form) const { return (bits_ >> static_cast<unsigned>(form) & 1U) != 0; }
 
  private:

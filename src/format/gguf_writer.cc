@@ -21,6 +21,9 @@ constexpr uint32_t kFloat32 = 6;
 constexpr uint32_t kBool = 7;
 constexpr uint32_t kString = 8;
 constexpr uint32_t kArray = 9;
+constexpr uint32_t kUint64 = 10;
+constexpr uint32_t kInt64 = 11;
+constexpr uint32_t kFloat64 = 12;
 }  // namespace
 
 GgufWriter::~GgufWriter() {
@@ -85,6 +88,53 @@ void GgufWriter::add_floats(const std::string& key, const std::vector<float>& va
 void GgufWriter::add_ints(const std::string& key, const std::vector<int32_t>& values) {
   put_array(key, kInt32, values.size());
   put(values.data(), values.size() * sizeof(int32_t));
+}
+
+void GgufWriter::add_value(const std::string& key, const base::Value& value) {
+  using base::ValueKind;
+  switch (value.kind) {
+    case ValueKind::kUint:
+      if (value.uint_value <= UINT32_MAX) return add_uint(key, static_cast<uint32_t>(value.uint_value));
+      put_key(key, kUint64);
+      return put(&value.uint_value, sizeof value.uint_value);
+    case ValueKind::kInt: {
+      const auto narrow = static_cast<int32_t>(value.int_value);
+      const bool fits = narrow == value.int_value;
+      put_key(key, fits ? kInt32 : kInt64);
+      return fits ? put(&narrow, sizeof narrow) : put(&value.int_value, sizeof value.int_value);
+    }
+    case ValueKind::kFloat:
+      return add_float(key, static_cast<float>(value.float_value));
+    case ValueKind::kBool:
+      return add_bool(key, value.bool_value);
+    case ValueKind::kString:
+      return add_string(key, value.text);
+    case ValueKind::kArray:
+      break;
+  }
+  // Packed arrays have the file's own form.
+  const auto kind = [&]() -> uint32_t {
+    const uint32_t wide = value.element_bytes == 1   ? 0
+                          : value.element_bytes == 2 ? 1
+                          : value.element_bytes == 4 ? 2
+                                                     : 3;
+    constexpr uint32_t kUnsigned[] = {0, 2, kUint32, kUint64};
+    constexpr uint32_t kSigned[] = {1, 3, kInt32, kInt64};
+    switch (value.element_kind) {
+      case ValueKind::kUint:
+        return kUnsigned[wide];
+      case ValueKind::kInt:
+        return kSigned[wide];
+      case ValueKind::kFloat:
+        return value.element_bytes == 8 ? kFloat64 : kFloat32;
+      case ValueKind::kBool:
+        return kBool;
+      default:
+        return kString;
+    }
+  };
+  put_array(key, kind(), value.count);
+  put(value.packed.data(), value.packed.size());
 }
 
 void GgufWriter::add_tensor(const std::string& name, base::TensorType type,

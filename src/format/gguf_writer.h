@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/metadata.h"
 #include "base/status.h"
 #include "base/tensor_type.h"
 
@@ -30,6 +31,8 @@ class GgufWriter {
   void add_strings(const std::string& key, const std::vector<std::string>& values);
   void add_floats(const std::string& key, const std::vector<float>& values);
   void add_ints(const std::string& key, const std::vector<int32_t>& values);
+  /// A value as a header held it; integers get the smallest of 32 and 64 bits that holds them.
+  void add_value(const std::string& key, const base::Value& value);
 
   /// Declares a tensor; dims[0] is the row length.
   void add_tensor(const std::string& name, base::TensorType type, const std::vector<uint64_t>& dims);

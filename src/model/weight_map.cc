@@ -45,6 +45,24 @@ class Mapper {
             static_cast<uint32_t>(cols), static_cast<uint32_t>(slices), tensor->type};
   }
 
+  /// A tensor of plain numbers or raw bytes. Returns its number, or kAbsent after an error.
+  uint32_t plain(const std::string& name, base::TensorType type, uint64_t cols, uint64_t rows,
+                 uint64_t slices) {
+    const TensorInfo* tensor = find(name);
+    if (tensor == nullptr) return kAbsent;
+    if (tensor->type != type || tensor->dims[0] != cols || tensor->dims[1] != rows ||
+        tensor->dims[2] != slices) {
+      wrong_shape(*tensor, base::format("[%llu, %llu, %llu]", ull(cols), ull(rows), ull(slices)),
+                  "feed_forward_length and the keys ganglion.pack.*");
+      return kAbsent;
+    }
+    return number(*tensor);
+  }
+  uint32_t add_matrix(uint32_t tensor) {
+    map_->matrices.push_back(tensor);
+    return static_cast<uint32_t>(map_->matrices.size() - 1);
+  }
+
   VectorRef vector(const std::string& name, uint64_t size, const char* keys) {
     const TensorInfo* tensor = find(name);
     if (tensor == nullptr) return {};
@@ -146,6 +164,45 @@ void map_latent_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l,
   w->o = m.matrix(p + "attn_output.weight", c.dim, uint64_t{l.heads} * mla.value_dims, 1, kKeys);
 }
 
+constexpr uint32_t kMostPackedNeurons = 65536;  // Of an expert: their numbers take 16 bits.
+
+// Gate, up and transposed down rows as bundles, with their predictor.
+void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig::Layer& layer, uint32_t ffn,
+                 uint32_t experts, const std::string& p, LayerWeights* w) {
+  const auto fail = [&](const std::string& what) {
+    m.fail(Status(Code::kModelFile, "the keys ganglion.pack.* of layer '" + p + "': " + what));
+  };
+  const base::TensorTypeInfo* gate = base::find_tensor_type(layer.gate_type);
+  const base::TensorTypeInfo* up = base::find_tensor_type(layer.up_type);
+  if (gate == nullptr || up == nullptr || !gate->computable || !up->computable) return fail("unknown type");
+  static constexpr const char* kDownNames[kernels::kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
+  size_t down = 0;
+  while (down < kernels::kDownTypes && c.pack.down != kDownNames[down]) ++down;
+  if (down == kernels::kDownTypes) return fail("unknown type of down rows '" + c.pack.down + "'");
+  if (c.dim % 32 != 0 || c.dim % gate->block_elems != 0 || c.dim % up->block_elems != 0 ||
+      ffn > kMostPackedNeurons || c.fused_gate_up) {
+    return fail("this shape cannot be packed");
+  }
+  BundleRef& b = w->bundle;
+  b.up_type = up->type;
+  b.down_type = static_cast<kernels::DownType>(down);
+  b.up_offset = static_cast<uint32_t>(base::row_bytes(gate->type, c.dim));
+  b.down_offset = b.up_offset + static_cast<uint32_t>(base::row_bytes(up->type, c.dim));
+  b.bytes = b.down_offset + static_cast<uint32_t>(kernels::down_row_bytes(b.down_type, c.dim));
+  b.stride = layer.stride;
+  if (b.stride < b.bytes) return fail(base::format("stride %u for bundles of %u bytes", b.stride, b.bytes));
+  if (layer.rank > 0) {
+    constexpr const char* kKeys = "feed_forward_length and ganglion.pack.rank";
+    b.predict_low = m.matrix(p + "ffn_predict_low.weight", layer.rank, c.dim, experts, kKeys);
+    b.predict_out = m.matrix(p + "ffn_predict_out.weight", ffn, layer.rank, experts, kKeys);
+    b.threshold = m.vector(p + "ffn_predict_threshold.weight", uint64_t{experts} * ffn, kKeys);
+  }
+  b.tensor = m.plain(p + "ffn_bundle.weight", base::TensorType::kI8, b.stride, ffn, experts);
+  b.order_tensor = m.plain(p + "ffn_order.weight", base::TensorType::kI32, ffn, experts, 1);
+  b.frequency_tensor = m.plain(p + "ffn_frequency.weight", base::TensorType::kF32, ffn, experts, 1);
+  if (b.tensor != kAbsent) b.rows = {m.add_matrix(b.tensor), ffn, c.dim, experts, gate->type};
+}
+
 void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::string& p, const char* suffix,
                    LayerWeights* w) {
   constexpr const char* kKeys = "feed_forward_length";
@@ -153,8 +210,10 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
   if (c.fused_gate_up) {
     w->gate_up = m.matrix(p + "ffn_up" + s + ".weight", 2 * ffn, c.dim, 1, kKeys);
   } else {
-    w->gate = m.matrix(p + "ffn_gate" + s + ".weight", ffn, c.dim, 1, kKeys);
-    w->up = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
+    if (!w->bundle.present() || !s.empty()) {
+      w->gate = m.matrix(p + "ffn_gate" + s + ".weight", ffn, c.dim, 1, kKeys);
+      w->up = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
+    }
     w->gate_bias = m.optional_vector(p + "ffn_gate" + s + ".bias", ffn, kKeys);
     w->up_bias = m.optional_vector(p + "ffn_up" + s + ".bias", ffn, kKeys);
   }
@@ -162,15 +221,20 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
   w->down_bias = m.optional_vector(p + "ffn_down" + s + ".bias", c.dim, "embedding_length");
 }
 
-void map_experts(Mapper& m, const ModelConfig& c, const std::string& p, LayerWeights* w) {
+void map_experts(Mapper& m, const ModelConfig& c, const model_config::PackConfig::Layer* packed,
+                 const std::string& p, LayerWeights* w) {
   constexpr const char* kKeys = "expert_count, expert_feed_forward_length";
   const auto& moe = c.moe;
   if (!moe.router_before_attention)
     w->router = m.matrix(p + "ffn_gate_inp.weight", moe.expert_count, c.dim, 1, kKeys);
   w->router_bias = m.optional_vector(p + "ffn_gate_inp.bias", moe.expert_count, kKeys);
   w->selection_bias = m.optional_vector(p + "exp_probs_b.bias", moe.expert_count, kKeys);
-  w->expert_gate = m.matrix(p + "ffn_gate_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
-  w->expert_up = m.matrix(p + "ffn_up_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
+  if (packed != nullptr) {
+    map_bundles(m, c, *packed, moe.expert_ffn, moe.expert_count, p, w);
+  } else {
+    w->expert_gate = m.matrix(p + "ffn_gate_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
+    w->expert_up = m.matrix(p + "ffn_up_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
+  }
   w->expert_down = m.matrix(p + "ffn_down_exps.weight", c.dim, moe.expert_ffn, moe.expert_count, kKeys);
   const uint64_t all = uint64_t{moe.expert_count} * moe.expert_ffn;
   w->expert_gate_bias = m.optional_vector(p + "ffn_gate_exps.bias", all, kKeys);
@@ -180,7 +244,10 @@ void map_experts(Mapper& m, const ModelConfig& c, const std::string& p, LayerWei
   if (moe.shared_ffn > 0) map_dense_ffn(m, c, moe.shared_ffn, p, "_shexp", w);
 }
 
-void map_layer(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std::string& p, LayerWeights* w) {
+void map_layer(Mapper& m, const ModelConfig& c, size_t index, const std::string& p, LayerWeights* w) {
+  const LayerConfig& l = c.layers[index];
+  const model_config::PackConfig::Layer* packed =
+      c.pack.present && c.pack.layers[index].stride > 0 ? &c.pack.layers[index] : nullptr;
   if (l.moe && c.moe.router_before_attention) {
     w->router = m.matrix(p + "ffn_gate_inp.weight", c.moe.expert_count, c.dim, 1, "expert_count");
   }
@@ -192,8 +259,9 @@ void map_layer(Mapper& m, const ModelConfig& c, const LayerConfig& l, const std:
   if (c.post_norms) w->post_attn_norm = m.vector(p + "post_attention_norm.weight", c.dim, "embedding_length");
   w->ffn_norm = m.vector(p + c.ffn_norm_name + ".weight", c.dim, "embedding_length");
   if (l.moe) {
-    map_experts(m, c, p, w);
+    map_experts(m, c, packed, p, w);
   } else {
+    if (packed != nullptr) map_bundles(m, c, *packed, l.ffn, 1, p, w);
     map_dense_ffn(m, c, l.ffn, p, "", w);
   }
   if (c.post_norms) w->post_ffn_norm = m.vector(p + "post_ffw_norm.weight", c.dim, "embedding_length");
@@ -223,7 +291,7 @@ Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config
   }
   for (size_t i = 0; i < config->layers.size() && m.status().ok(); ++i) {
     map.layers.emplace_back();
-    map_layer(m, *config, config->layers[i], "blk." + std::to_string(i) + ".", &map.layers.back());
+    map_layer(m, *config, i, "blk." + std::to_string(i) + ".", &map.layers.back());
   }
   map.output_norm = m.vector("output_norm.weight", config->dim, "embedding_length");
   constexpr const char* kKeys = "vocab_size, embedding_length";

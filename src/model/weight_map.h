@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "format/gguf.h"
+#include "kernels/kernel_table.h"
 #include "model_config/model_config.h"
 
 namespace ganglion::model {
@@ -32,6 +33,24 @@ struct VectorRef {
   bool present() const { return index != kAbsent; }
 };
 
+/// The packed FFN of a layer: [E][F] bundles, most frequent neuron of each expert first (E = 1: dense FFN).
+struct BundleRef {
+  MatrixRef rows;  ///< [E][F][D] of the gate's type, with the bundle's stride: the gate row begins a bundle.
+  base::TensorType up_type = base::TensorType::kF32;
+  kernels::DownType down_type = kernels::DownType::kF32;
+  uint32_t up_offset = 0;               ///< In a bundle.
+  uint32_t down_offset = 0;             ///< Likewise, of the transposed down row.
+  uint32_t bytes = 0;                   ///< Of a bundle without padding.
+  uint32_t stride = 0;                  ///< From bundle to bundle on storage.
+  MatrixRef predict_low;                ///< [E][rank][D]
+  MatrixRef predict_out;                ///< [E][F][rank]
+  VectorRef threshold;                  ///< [E][F]: predicted active where the score is above it.
+  uint32_t tensor = kAbsent;            ///< Numbers in GgufModel::tensors: the bundles,
+  uint32_t order_tensor = kAbsent;      ///< the neurons' original indices,
+  uint32_t frequency_tensor = kAbsent;  ///< and their activation frequencies.
+  bool present() const { return rows.present(); }
+};
+
 struct LayerWeights {
   VectorRef attn_norm, ffn_norm, post_attn_norm, post_ffn_norm;
   MatrixRef q, k, v, qkv, o;
@@ -42,6 +61,7 @@ struct LayerWeights {
   // Dense FFN (gate_up: both in one), or the shared expert of an MoE layer.
   MatrixRef gate, up, gate_up, down;
   VectorRef gate_bias, up_bias, down_bias;
+  BundleRef bundle;  ///< Takes the place of gate and up, or of the experts' gates and ups.
   // Experts.
   MatrixRef router, expert_gate, expert_up, expert_down;
   VectorRef router_bias, selection_bias, expert_gate_bias, expert_up_bias, expert_down_bias;

@@ -59,6 +59,43 @@ void read_experts(KeyReader& keys, ModelConfig* config) {
   for (LayerConfig& layer : config->layers) layer.moe = true;
 }
 
+void read_pack(KeyReader& keys, ModelConfig* config) {
+  const base::Metadata& metadata = keys.metadata();
+  if (!metadata.has("ganglion.pack.version")) return;
+  const Result<uint64_t> version = metadata.uint_required("ganglion.pack.version");
+  if (!version.ok() || version.value() != 1) {
+    keys.fail(Code::kUnsupported, "ganglion.pack.version is not 1 - pack the model again with this program");
+    return;
+  }
+  PackConfig& pack = config->pack;
+  pack.present = true;
+  const Result<std::string> down = metadata.string_required("ganglion.pack.down");
+  if (!down.ok()) return keys.fail(Code::kModelFile, down.status().message());
+  pack.down = down.value();
+  pack.layers.resize(config->layers.size());
+  const auto fill = [&](const char* key, uint32_t PackConfig::Layer::*member) {
+    const Result<std::vector<double>> values = metadata.numbers(key);
+    if (!values.ok() || values.value().size() != pack.layers.size()) {
+      keys.fail(Code::kModelFile, base::format("metadata key '%s' is missing or has not one number for each "
+                                               "of %zu layers",
+                                               key, pack.layers.size()));
+      return;
+    }
+    for (size_t i = 0; i < pack.layers.size(); ++i) {
+      const double value = values.value()[i];
+      if (!(value >= 0 && value <= kMaxDim * 16)) {
+        keys.fail(Code::kModelFile, base::format("metadata key '%s' holds %g", key, value));
+        return;
+      }
+      pack.layers[i].*member = static_cast<uint32_t>(value);
+    }
+  };
+  fill("ganglion.pack.gate_type", &PackConfig::Layer::gate_type);
+  fill("ganglion.pack.up_type", &PackConfig::Layer::up_type);
+  fill("ganglion.pack.stride", &PackConfig::Layer::stride);
+  fill("ganglion.pack.rank", &PackConfig::Layer::rank);
+}
+
 struct Family {
   const char* name;
   FamilyReader read;
@@ -204,6 +241,7 @@ Result<ModelConfig> read_model_config(const base::Metadata& metadata) {
     config.name = name.ok() ? name.value() : "";
     read_common(keys, &config);
     if (keys.status().ok()) family.read(keys, &config);
+    if (keys.status().ok()) read_pack(keys, &config);
     if (!keys.status().ok()) return keys.status();
     return config;
   }

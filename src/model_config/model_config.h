@@ -53,6 +53,19 @@ struct MlaConfig {
   uint32_t value_dims = 0;
 };
 
+/// A pack (docs/pack_format.md) holds gate and up rows and transposed down rows of FFN neurons as bundles.
+struct PackConfig {
+  struct Layer {
+    uint32_t gate_type = 0;  ///< GGUF type numbers of the rows in a bundle.
+    uint32_t up_type = 0;
+    uint32_t stride = 0;  ///< Bytes from bundle to bundle on storage; 0: the layer is not packed.
+    uint32_t rank = 0;    ///< Of the predictor; 0: none, every neuron counts as predicted.
+  };
+  bool present = false;
+  std::string down;  ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
+  std::vector<Layer> layers;
+};
+
 struct LayerConfig {
   uint32_t heads = 0;
   uint32_t kv_heads = 0;
@@ -78,6 +91,7 @@ struct ModelConfig {
   FfnActivation activation = FfnActivation::kSilu;
   MoeConfig moe;
   MlaConfig mla;
+  PackConfig pack;
   float embedding_scale = 1;
   float residual_scale = 1;
   float logit_scale = 1;        ///< Logits are multiplied by this.

@@ -33,6 +33,7 @@ NeuronStream::NeuronStream(const WeightStore& store, async_io::ReadQueue& queue,
     : store_(store), queue_(queue), config_(std::move(config)) {
   resident_data_.resize(store_.block_count(), nullptr);
   order_of_.resize(config_.dense_blocks, kNotStreamed);
+  skipped_.resize(config_.dense_blocks, 0);
   index_streamed();
   ring_ = std::make_unique<BlockCache>(0, std::vector<uint32_t>{}, config_.dense_blocks,
                                        ring_slot_bytes(store_, config_.dense_blocks));
@@ -246,18 +247,20 @@ Status NeuronStream::load(std::span<const BlockId> blocks, bool (*progress)(void
   return error;
 }
 
-void NeuronStream::begin_pass(bool output, bool next_output) {
+void NeuronStream::begin_pass(PassKind kind, PassKind next) {
   ++pass_;
-  output_[pass_ % 2] = output;
-  output_[(pass_ + 1) % 2] = next_output;
+  const bool wrong_guess = kind_[pass_ % 2].exact != kind.exact;
+  kind_[pass_ % 2] = kind;
+  kind_[(pass_ + 1) % 2] = next;
   std::fill(asked_.begin(), asked_.end(), false);
   queue_.poll(false);
-  if (cursor_pass_ < pass_) {
+  if (wrong_guess) drop_streamed();
+  if (cursor_pass_ < pass_ || wrong_guess) {
     // The pass before was not read to its end.
     cursor_pass_ = pass_;
     cursor_ = 0;
   }
-  if (!output) {
+  if (!kind.output) {
     // If the head was read ahead, then for nothing.
     const size_t end = config_.streamed.size() - config_.streamed_tail;
     for (size_t i = end; i < config_.streamed.size(); ++i) ring_->drop(config_.streamed[i]);
@@ -266,9 +269,27 @@ void NeuronStream::begin_pass(bool output, bool next_output) {
   pump();
 }
 
+void NeuronStream::drop_streamed() {
+  for (const BlockId id : config_.streamed) ring_->drop(id);
+}
+
+void NeuronStream::skip(BlockId block) {
+  if (resident_data_[block] != nullptr) return;
+  skipped_[block] = pass_;
+  ring_->drop(block);
+  pump();
+}
+
+// Whether the pass that the cursor is in does without a block.
+bool NeuronStream::passed_over(BlockId block) const {
+  const bool unused =
+      !config_.exact_only.empty() && config_.exact_only[block] && !kind_[cursor_pass_ % 2].exact;
+  return unused || skipped_[block] == cursor_pass_;
+}
+
 void NeuronStream::restart() {
   while (queue_.in_flight() > 0) queue_.poll(true);
-  for (const BlockId id : config_.streamed) ring_->drop(id);
+  drop_streamed();
   cursor_ = 0;
   cursor_pass_ = pass_ + 1;
   error_ = base::ok_status();
@@ -374,7 +395,7 @@ void NeuronStream::read_done(ReadOp* op) {
 void NeuronStream::pump() {
   if (config_.streamed.empty() || !error_.ok()) return;
   for (;;) {
-    const bool with_output = output_[cursor_pass_ % 2];
+    const bool with_output = kind_[cursor_pass_ % 2].output;
     const size_t end = config_.streamed.size() - (with_output ? 0 : config_.streamed_tail);
     if (cursor_ >= end) {
       // Never more than one pass ahead: what the one after wants is not known yet.
@@ -384,6 +405,10 @@ void NeuronStream::pump() {
       continue;
     }
     const BlockId block = config_.streamed[cursor_];
+    if (passed_over(block)) {
+      ++cursor_;
+      continue;
+    }
     if (ring_->dropped(block)) {
       ring_->keep(block);  // Dropped while it was being read, and now wanted after all.
     } else if (ring_->state(block) != BlockState::kAbsent) {
@@ -397,7 +422,7 @@ void NeuronStream::pump() {
 
 // Starts over from a block that read-ahead has missed.
 void NeuronStream::seek(BlockId block) {
-  for (const BlockId id : config_.streamed) ring_->drop(id);
+  drop_streamed();
   GANGLION_CHECK(order_of_[block] != kNotStreamed);
   cursor_ = order_of_[block];
   cursor_pass_ = pass_;

@@ -38,10 +38,17 @@ struct StreamConfig {
   std::vector<BlockId> resident;       ///< The ones to give up first stand last.
   std::vector<BlockId> streamed;       ///< Dense blocks not resident, in the order of a pass.
   size_t streamed_tail = 0;            ///< How many at the end of `streamed` belong to the output head.
+  std::vector<bool> exact_only;        ///< By dense block: not used by sparse passes. Empty: all are.
   std::vector<uint32_t> expert_group;  ///< By expert block: its expert, counted over all layers.
   uint32_t expert_groups = 0;
   size_t ring_slots = 0;
   size_t expert_slots = 0;
+};
+
+/// What a pass will use, as far as read-ahead needs to know.
+struct PassKind {
+  bool output = true;  ///< Computes the output head.
+  bool exact = true;   ///< Uses the blocks that sparse passes do not.
 };
 
 struct StreamStats {
@@ -81,9 +88,10 @@ class NeuronStream {
   /// residents, which are then streamed; kResources.
   base::Status rearrange(StreamConfig next);
 
-  /// A pass over the model begins; whether this and the next one compute the output head decides what is read
-  /// ahead.
-  void begin_pass(bool output, bool next_output);
+  /// A pass over the model begins; its kind and that of the next one decide what is read ahead.
+  void begin_pass(PassKind kind, PassKind next);
+  /// This pass will not use a streamed block that others do (an expert that no token was routed to).
+  void skip(BlockId block);
   /// The pass was given up: waits for what is being read, forgets errors, and starts read-ahead over from the
   /// first layer with the next pass.
   void restart();
@@ -140,6 +148,8 @@ class NeuronStream {
   static void read_done(async_io::ReadOp* op);
   void pump();
   void seek(BlockId block);
+  void drop_streamed();
+  bool passed_over(BlockId block) const;
 
   const neuron_store::WeightStore& store_;
   async_io::ReadQueue& queue_;
@@ -156,7 +166,8 @@ class NeuronStream {
   size_t cursor_ = 0;              // next of config_.streamed to read
   uint64_t pass_ = 0;              // passes begun
   uint64_t cursor_pass_ = 1;       // the pass that cursor_ belongs to
-  bool output_[2] = {true, true};  // by pass parity: whether it computes the head
+  PassKind kind_[2];               // by pass parity
+  std::vector<uint64_t> skipped_;  // by dense block: the last pass that did not use it
   std::vector<BlockRead> reads_;
   BlockRead* free_reads_ = nullptr;
   size_t expert_reads_ = 0;  // under way; limited, so that read-ahead always finds a read

@@ -51,7 +51,7 @@ TEST_F(NeuronStreamFaultTest, ManyFailuresAreOneErrorAndNoneIsLeftAfterRestart) 
   FakeDevice dev = device({.delivery = Delivery::kManual});
   TestStream test(model_, dev, model_.config(5, 5));
   dev.add_fault({.kind = Fault::Kind::kError});
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   for (const BlockId id : model_.expert_blocks(0, 0, false)) test.stream->request(id);
   ASSERT_GT(dev.pending(), 5U);
   EXPECT_EQ(test.stream->wait(0).code(), Code::kIo) << "the first";
@@ -66,7 +66,7 @@ TEST_F(NeuronStreamFaultTest, AnErrorIsReturnedOnceEvenWithoutRestart) {
   FakeDevice dev = device();
   TestStream test(model_, dev, model_.config(3, 3));
   dev.add_fault({.kind = Fault::Kind::kError});
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   ASSERT_EQ(test.stream->wait(0).code(), Code::kIo);
   dev.clear_faults();
   EXPECT_TRUE(test.stream->wait(0).ok());
@@ -125,7 +125,7 @@ TEST_F(NeuronStreamFaultTest, AFailureOfWhatIsNotWantedAnyMoreIsNoError) {
   ASSERT_TRUE(test.pass(true, true).ok());
   ASSERT_GT(dev.pending(), 0U) << "the next head";
   dev.add_fault({.kind = Fault::Kind::kError});
-  test.stream->begin_pass(false, false);
+  test.stream->begin_pass({false}, {false});
   while (dev.pending() > 0) dev.complete(0);
   test.stream->poll();
   dev.clear_faults();
@@ -149,7 +149,7 @@ TEST_F(NeuronStreamFaultTest, APassMayBeGivenUpAnywhere) {
       FakeDevice dev = device({.seed = cut, .delivery = Delivery::kRandom, .short_percent = 30});
       TestStream test(model_, dev, model_.config(slots, 3));
       for (int round = 0; round < 3; ++round) {
-        test.stream->begin_pass(round % 2 == 0, true);
+        test.stream->begin_pass({round % 2 == 0}, {true});
         for (size_t i = 0; i < cut; ++i) ASSERT_TRUE(test.consume({order[i]}).ok());
         if (cut < order.size()) test.stream->request(order[cut]);
         test.stream->restart();
@@ -177,7 +177,7 @@ TEST_F(NeuronStreamFaultTest, APassNotReadToItsEndDoesNotConfuseTheNext) {
     FakeDevice dev = device({.seed = seed, .delivery = Delivery::kRandom});
     TestStream test(model_, dev, model_.config(1 + seed % 9, 3));
     for (int round = 0; round < 8; ++round) {
-      test.stream->begin_pass(random() % 2 == 0, random() % 2 == 0);
+      test.stream->begin_pass({random() % 2 == 0}, {random() % 2 == 0});
       const uint64_t used = random() % (2 * kLayers);
       for (uint32_t m = 0; m < used; ++m) ASSERT_TRUE(test.consume(model_.blocks(m)).ok()) << "seed " << seed;
     }
@@ -216,7 +216,7 @@ TEST_F(NeuronStreamFaultTest, RandomFaultsNeverHangOrDeliverWrongBytes) {
 TEST_F(NeuronStreamFaultTest, CanBeDestroyedWhileItReads) {
   FakeDevice dev = device({.delivery = Delivery::kManual});
   TestStream test(model_, dev, model_.config(4, 4));
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   test.stream->request(model_.expert_blocks(0, 0, false).front());
   ASSERT_EQ(dev.pending(), 5U);
   test.stream.reset();

@@ -90,7 +90,7 @@ TEST_F(NeuronStreamTest, ReadsNothingThatIsResident) {
 TEST_F(NeuronStreamTest, ReadAheadCrossesTheEndOfAPassAndStopsAfterOne) {
   FakeDevice dev = device({.delivery = Delivery::kManual});
   TestStream test(model_, dev, model_.config(model_.dense_blocks() + 3, 1));
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   EXPECT_EQ(dev.pending(), model_.dense_blocks())
       << "a block is not read for the next pass while it is still needed";
   ASSERT_TRUE(test.consume(model_.blocks(0)).ok());
@@ -123,12 +123,12 @@ TEST_F(NeuronStreamTest, AHeadReadAheadForNothingGivesItsSlotsBack) {
   ASSERT_TRUE(test.pass(true, true).ok());
   dev.forget_submitted();
   EXPECT_EQ(dev.pending(), 2 + head.size()) << "the next pass, head included";
-  test.stream->begin_pass(false, true);
+  test.stream->begin_pass({false}, {true});
   // Dropped while loading; the pass after this one wants them: the reads under way are taken over.
   ASSERT_TRUE(test.consume({0, 1}).ok());
   while (dev.pending() > 0) dev.complete(dev.pending() - 1);
   test.stream->poll();
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   ASSERT_TRUE(test.consume({0, 1}).ok());
   ASSERT_TRUE(test.consume(head).ok());
   EXPECT_EQ(reads_of(dev)[head.front()], 1) << "once more for the pass after";
@@ -141,10 +141,10 @@ TEST_F(NeuronStreamTest, AHeadAloneIsReadAheadOnceItIsWanted) {
   TestStream test(model_, dev, model_.config(2, 1, resident));
   ASSERT_TRUE(test.stream->load_resident(nullptr, nullptr).ok());
   for (int pass = 0; pass < 3; ++pass) {
-    test.stream->begin_pass(false, false);
+    test.stream->begin_pass({false}, {false});
     EXPECT_EQ(dev.pending(), 0U);
   }
-  test.stream->begin_pass(true, false);
+  test.stream->begin_pass({true}, {false});
   EXPECT_EQ(dev.pending(), 2U);
 }
 
@@ -153,7 +153,7 @@ TEST_F(NeuronStreamTest, WaitingForWhatIsInMemoryDoesNotSleepOrReadAgain) {
   TestStream test(model_, dev, model_.config(1, 1, {3}));
   ASSERT_TRUE(test.stream->load_resident(nullptr, nullptr).ok());
   dev.forget_submitted();
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   ASSERT_TRUE(test.stream->wait(0).ok());
   EXPECT_TRUE(test.stream->wait(0).ok());
   EXPECT_TRUE(test.stream->wait(3).ok()) << "resident";
@@ -181,7 +181,7 @@ TEST_F(NeuronStreamTest, BlocksMayBeUsedInAnotherOrderThanPlanned) {
     for (BlockId id = 0; id < order.size(); ++id) order[id] = id;
     for (int pass = 0; pass < 3; ++pass) {
       std::shuffle(order.begin(), order.end(), random);
-      test.stream->begin_pass(true, true);
+      test.stream->begin_pass({true}, {true});
       for (const BlockId id : order) ASSERT_TRUE(test.consume({id}).ok()) << "seed " << seed;
     }
   }
@@ -231,7 +231,7 @@ TEST_F(NeuronStreamTest, TheExpertsUsedMostStay) {
 TEST_F(NeuronStreamTest, APinnedExpertOutlivesAllRequests) {
   FakeDevice dev = device();
   TestStream test(model_, dev, model_.config(4, 2));
-  test.stream->begin_pass(true, true);
+  test.stream->begin_pass({true}, {true});
   const BlockId kept = model_.expert_blocks(0, 0, false).front();
   test.stream->request(kept);
   ASSERT_TRUE(test.stream->wait(kept).ok());
@@ -262,7 +262,7 @@ TEST_F(NeuronStreamTest, ExpertsLeaveReadsForTheRing) {
   config.expert_slots = 400;
   neuron_cache::Arena arena(64 << 20);
   auto stream = NeuronStream::create(store, dev, arena, config).take();
-  stream->begin_pass(true, true);
+  stream->begin_pass({true}, {true});
   ASSERT_TRUE(stream->wait(0).ok());
   ASSERT_NE(stream->try_pin(0), nullptr);
   for (BlockId id = 3; id < 403; ++id) stream->request(id);
@@ -282,7 +282,7 @@ TEST_F(NeuronStreamTest, WorksOverTheRealQueues) {
     ASSERT_TRUE(test.stream->load_resident(nullptr, nullptr).ok());
     for (int pass = 0; pass < 20; ++pass) {
       if (pass % 3 == 2) {
-        test.stream->begin_pass(true, true);
+        test.stream->begin_pass({true}, {true});
         test.stream->restart();
       }
       const Status status = test.pass(pass % 2 == 0, true, {0, static_cast<uint32_t>(1 + pass % 3)});

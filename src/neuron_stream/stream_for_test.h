@@ -149,7 +149,7 @@ struct TestStream {
 
   /// One pass with `experts` in each layer.
   Status pass(bool output, bool next_output, const std::vector<uint32_t>& experts = {}) {
-    stream->begin_pass(output, next_output);
+    stream->begin_pass({output}, {next_output});
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       GANGLION_RETURN_IF_ERROR(consume(model.blocks(2 * layer)));
       for (const bool down : {false, true}) {

@@ -22,6 +22,11 @@ constexpr size_t kMinimumChunk = 16;
 // Fewer slots would leave the device idle while a block is computed on.
 constexpr uint64_t kLeastRingSlots = 4;
 constexpr uint64_t kMostRingSlots = 64;
+// Bundles in flight and being computed on: two halves.
+constexpr uint64_t kLeastStagingBytes = 2 * base::kMiB;
+constexpr uint64_t kMostStagingBytes = 32 * base::kMiB;
+// One part in so many of the memory for neurons is a cache, the rest is fixed.
+constexpr uint64_t kCacheShare = 5;
 
 uint64_t segments(uint64_t bytes) {
   return base::round_up(bytes, kSegment);
@@ -64,11 +69,69 @@ Plan fixed_part(const ModelSizes& sizes, const PlanRequest& request, size_t cont
     plan.expert_cache_bytes = plan.expert_slots * sizes.expert_slot_bytes;
   }
   plan.expert_bytes_per_token = sizes.expert_bytes_per_token;
+  if (!sizes.neuron_sets.empty()) {
+    plan.neuron_staging_bytes = kLeastStagingBytes;
+    plan.neuron_prefix.assign(sizes.neuron_sets.size(), 0);
+    plan.neuron_warm = plan.neuron_prefix;
+  }
   return plan;
+}
+
+uint64_t packed_neurons(std::span<const NeuronSet> sets, std::span<const uint32_t> counts) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < sets.size(); ++i) bytes += base::round_up(counts[i] * sets[i].bundle_bytes, 64);
+  return bytes;
+}
+
+// A pack: what every token needs comes first, then the most frequent neurons, then, if all of those fit, the
+// blocks that only exact passes use.
+void share_out_pack(const ModelSizes& sizes, Plan* plan) {
+  const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
+  uint64_t left = available - segments(plan->vector_bytes + plan->scratch_bytes) - segments(plan->kv_bytes);
+  plan->ring_slots = std::clamp(left / 64 / sizes.ring_slot_bytes, kLeastRingSlots, kMostRingSlots);
+  plan->ring_bytes = std::max(plan->ring_slots * sizes.ring_slot_bytes, plan->ring_bytes);
+  plan->neuron_staging_bytes = segments(std::clamp(left / 64, plan->neuron_staging_bytes, kMostStagingBytes));
+  left -= std::min(left, segments(plan->ring_bytes) + plan->neuron_staging_bytes);
+  uint64_t always = 0;
+  uint64_t all_neurons = 0;
+  for (size_t i = 0; i < sizes.dense_blocks.size(); ++i)
+    always += sizes.exact_only[i] != 0 ? 0 : base::round_up(sizes.dense_blocks[i], 64);
+  for (const NeuronSet& set : sizes.neuron_sets)
+    all_neurons += base::round_up(set.frequency.size() * set.bundle_bytes, 64);
+  uint64_t room = base::round_down(left, kSegment);
+  plan->dense_resident.clear();
+  for (const uint8_t exact_only : {uint8_t{0}, uint8_t{1}}) {
+    if (exact_only == 1 && segments(always) + segments(all_neurons) > room) break;
+    const uint64_t limit = exact_only == 0 ? room : room - segments(all_neurons);
+    for (const uint32_t block : spread_order(sizes.dense_blocks.size())) {
+      const uint64_t bytes = base::round_up(sizes.dense_blocks[block], 64);
+      if (sizes.exact_only[block] != exact_only || plan->resident_bytes + bytes > limit) continue;
+      plan->dense_resident.push_back(block);
+      plan->resident_bytes += bytes;
+    }
+  }
+  for (const uint32_t bytes : sizes.dense_blocks) plan->streamed_bytes += bytes;
+  for (const uint32_t block : plan->dense_resident) plan->streamed_bytes -= sizes.dense_blocks[block];
+  room -= std::min(room, segments(plan->resident_bytes));
+  if (segments(all_neurons) <= room) {
+    plan->neuron_prefix = most_frequent(sizes.neuron_sets, all_neurons);
+    plan->neuron_prefix_bytes = all_neurons;
+    plan->neuron_warm = plan->neuron_prefix;
+    return;
+  }
+  // A part follows what is used now; it also gives way to the KV cache as that grows.
+  const uint64_t growth = segments(plan->kv_full_bytes) - segments(plan->kv_bytes);
+  const uint64_t cache = std::min(room, segments(std::max(room / kCacheShare, growth)));
+  plan->neuron_prefix = most_frequent(sizes.neuron_sets, room - cache);
+  plan->neuron_prefix_bytes = packed_neurons(sizes.neuron_sets, plan->neuron_prefix);
+  plan->neuron_cache_bytes = room - std::min(room, segments(plan->neuron_prefix_bytes));
+  plan->neuron_warm =
+      most_frequent(sizes.neuron_sets, plan->neuron_prefix_bytes + plan->neuron_cache_bytes / 64 * 63);
 }
 
 // Shares out what the budget leaves above the fixed part.
 void share_out(const ModelSizes& sizes, Plan* plan) {
+  if (!sizes.neuron_sets.empty()) return share_out_pack(sizes, plan);
   const uint64_t dense = packed(sizes.dense_blocks);
   const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
   const uint64_t fixed = segments(plan->vector_bytes + plan->scratch_bytes) + segments(plan->kv_bytes);
@@ -139,7 +202,68 @@ std::vector<uint32_t> spread_order(size_t count) {
   return order;
 }
 
+namespace {
+
+// Of a pack in use only the neuron cache changes its size.
+Result<Plan> replan_pack(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes,
+                         uint64_t kv_bytes) {
+  Plan next = plan;
+  next.budget_bytes = budget_bytes;
+  next.kv_bytes = std::min(kv_bytes, plan.kv_full_bytes);
+  next.neuron_cache_bytes = 0;
+  if (next.planned_bytes() > budget_bytes) {
+    return Status(
+        Code::kResources,
+        base::format("a pack in use can give back its neuron cache only: %s are needed, %s are asked for",
+                     base::format_bytes(next.planned_bytes()).c_str(),
+                     base::format_bytes(budget_bytes).c_str()));
+  }
+  uint64_t all_neurons = 0;
+  for (const NeuronSet& set : sizes.neuron_sets)
+    all_neurons += set.frequency.size() * sizes.bundle_slot_bytes;
+  next.neuron_cache_bytes = std::min(base::round_down(budget_bytes - next.planned_bytes(), kSegment),
+                                     segments(all_neurons - std::min(all_neurons, next.neuron_prefix_bytes)));
+  return next;
+}
+
+}  // namespace
+
+std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t room_bytes) {
+  const auto at_least = [&](float frequency) {
+    std::vector<uint32_t> counts;
+    for (const NeuronSet& set : sets) {
+      const auto end = std::upper_bound(set.frequency.begin(), set.frequency.end(), frequency,
+                                        [](float value, float f) { return value > f; });
+      counts.push_back(static_cast<uint32_t>(end - set.frequency.begin()));
+    }
+    return counts;
+  };
+  // Neurons more frequent than `fits` have room; those more frequent than `too_many` have not.
+  float fits = 2;
+  float too_many = -1;
+  if (packed_neurons(sets, at_least(too_many)) <= room_bytes) return at_least(too_many);
+  for (int i = 0; i < 40; ++i) {
+    const float middle = (fits + too_many) / 2;
+    (packed_neurons(sets, at_least(middle)) <= room_bytes ? fits : too_many) = middle;
+  }
+  // Of equally frequent ones as many as fit, set by set.
+  std::vector<uint32_t> counts = at_least(fits);
+  const std::vector<uint32_t> most = at_least(too_many);
+  uint64_t used = packed_neurons(sets, counts);
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const uint64_t before = base::round_up(counts[i] * sets[i].bundle_bytes, 64);
+    const auto more = static_cast<uint32_t>((room_bytes - used + before) / sets[i].bundle_bytes);
+    uint32_t count = std::clamp(more, counts[i], most[i]);
+    while (count > counts[i] && used - before + base::round_up(count * sets[i].bundle_bytes, 64) > room_bytes)
+      --count;
+    used += base::round_up(count * sets[i].bundle_bytes, 64) - before;
+    counts[i] = count;
+  }
+  return counts;
+}
+
 Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes, uint64_t kv_bytes) {
+  if (plan.packed()) return replan_pack(sizes, plan, budget_bytes, kv_bytes);
   const PlanRequest request = {.budget_bytes = budget_bytes,
                                .process_bytes = plan.process_bytes,
                                .context = plan.context,
@@ -155,7 +279,8 @@ Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, uint64_t budget_b
 
 uint64_t Plan::arena_bytes() const {
   return segments(vector_bytes + scratch_bytes) + segments(kv_bytes) + segments(resident_bytes) +
-         segments(ring_bytes) + segments(expert_cache_bytes);
+         segments(ring_bytes) + segments(expert_cache_bytes) + segments(neuron_prefix_bytes) +
+         segments(neuron_cache_bytes) + segments(neuron_staging_bytes);
 }
 
 Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {

@@ -15,6 +15,12 @@ namespace ganglion::planner {
 /// Memory that is never planned for use: what the kernel and the allocator may still take.
 inline constexpr uint64_t kReserveBytes = uint64_t{8} << 20;
 
+/// The packed neurons of one expert (or dense FFN) of one layer, most frequent first.
+struct NeuronSet {
+  uint64_t bundle_bytes = 0;         ///< In memory.
+  std::span<const float> frequency;  ///< [neurons], descending: the share of tokens that use each.
+};
+
 /// Sizes of a model, and how the sizes of scratch and KV depend on what is chosen.
 struct ModelSizes {
   uint64_t vector_bytes = 0;               ///< Norms, biases: always in memory.
@@ -25,6 +31,10 @@ struct ModelSizes {
   uint64_t expert_slot_bytes = 0;
   uint64_t expert_blocks_per_token = 0;  ///< Touched by one token.
   uint64_t expert_bytes_per_token = 0;
+  // A pack: which dense blocks sparse passes do not use, and its neurons.
+  std::span<const uint8_t> exact_only;  ///< By dense block.
+  std::span<const NeuronSet> neuron_sets;
+  uint64_t bundle_slot_bytes = 0;  ///< Of the neuron cache.
   size_t context_trained = 0;
   // Pure functions with `context` below.
   uint64_t (*scratch_bytes)(const void* context, size_t chunk) = nullptr;
@@ -50,6 +60,11 @@ struct Plan {
   uint64_t resident_bytes = 0;  ///< Of dense blocks, and of experts where all fit.
   uint64_t ring_bytes = 0;      ///< Staging for streamed blocks (while loading only, if nothing is streamed).
   uint64_t expert_cache_bytes = 0;
+  uint64_t neuron_prefix_bytes = 0;     ///< Bundles in memory for good,
+  uint64_t neuron_cache_bytes = 0;      ///< cached by use,
+  uint64_t neuron_staging_bytes = 0;    ///< and where they are read to.
+  std::vector<uint32_t> neuron_prefix;  ///< By set: so many of the most frequent are in memory...
+  std::vector<uint32_t> neuron_warm;    ///< ...and up to here they are cached at start.
   size_t context = 0;
   size_t chunk = 0;
   bool context_lowered = false;
@@ -61,7 +76,10 @@ struct Plan {
   uint64_t streamed_bytes = 0;          ///< Dense bytes read per pass.
   uint64_t expert_bytes_per_token = 0;  ///< Expert bytes touched per token.
 
-  bool streams() const { return streamed_bytes > 0 || (expert_slots > 0 && !experts_resident); }
+  bool packed() const { return !neuron_prefix.empty(); }
+  bool streams() const {
+    return streamed_bytes > 0 || neuron_cache_bytes > 0 || (expert_slots > 0 && !experts_resident);
+  }
   /// Bytes of the arena: everything but process and reserve, in whole segments.
   uint64_t arena_bytes() const;
   uint64_t planned_bytes() const { return process_bytes + reserve_bytes + arena_bytes(); }
@@ -70,6 +88,10 @@ struct Plan {
 /// All of [0, count), such that every prefix is spread evenly (bit-reversed counting): what is streamed then
 /// overlaps with every layer's compute, whatever the budget.
 std::vector<uint32_t> spread_order(size_t count);
+
+/// Of each set the most frequent neurons, such that all that are taken are at least as frequent as all that
+/// are not, and their bundles take at most `room_bytes`.
+std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t room_bytes);
 
 /// `plan` with another budget or another present size of the KV cache; context and chunk stay.
 /// Errors: kResources if the budget does not hold the minimum with the full context.

@@ -1,0 +1,52 @@
+// Turns a model whose FFN activations are sparse into a pack: neurons as bundles, most frequent first, with
+// predictors of which will fire. The format is described in docs/pack_format.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ganglion/error.h"
+#include "ganglion/text.h"
+
+namespace ganglion {
+
+struct PackOptions {
+  std::string model_path;   ///< A GGUF model with ReLU, dReLU or ReGLU activations.
+  std::string output_path;  ///< Appears when it is complete.
+  std::string memory = "auto";
+  int threads = 0;
+  std::string isa;
+  std::string text_path;  ///< What to calibrate on; empty: random tokens, for synthetic models.
+  size_t tokens = 4096;
+  std::string down = "q6";  ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
+  uint32_t rank = 192;      ///< Of the predictors, a multiple of 32; 0: none, every neuron is computed.
+  double recall = 0.99;     ///< Share of the activation mass that predictors must find.
+  Overrides overrides;
+};
+
+struct PackLayerReport {
+  double active = 0;           ///< Mean share of neurons that fire (of the experts that are used).
+  double recall = 0;           ///< Share of the firing neurons that the predictor finds, on held-out tokens.
+  double mass_recall = 0;      ///< The same by the mass of their activations.
+  double over_prediction = 0;  ///< Predicted neurons per firing one.
+  double top_30 = 0;           ///< Share of the activations that the most frequent 30 % of the neurons have.
+};
+
+struct PackReport {
+  std::vector<PackLayerReport> layers;
+  uint64_t bytes = 0;
+  uint64_t predictor_bytes = 0;
+  size_t tokens = 0;
+};
+
+/// `progress` (or null) is told the stage, done and total, and may return false to stop (kCancelled); nothing
+/// is left behind then. Errors: kUnsupported (activations that are not sparse, a shape that cannot be
+/// packed), kModelFile, kInvalidArgument, kResources (memory or disk space), kIo.
+Result<PackReport> pack_model(const PackOptions& options,
+                              bool (*progress)(void* context, const char* stage, uint64_t done,
+                                               uint64_t total),
+                              void* context);
+
+}  // namespace ganglion

@@ -1,0 +1,277 @@
+#include "calibration/pack_layer.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/units.h"
+
+namespace ganglion::calibration {
+
+using base::Result;
+using base::Status;
+using base::TensorType;
+using format::TensorInfo;
+using kernels::DownType;
+
+namespace {
+
+constexpr uint32_t kPage = 4096;
+constexpr uint32_t kRowAlignment = 16;
+// Neurons whose down rows are transposed at once; a multiple of every block of a quantised type.
+constexpr size_t kColumns = 1024;
+
+/// One expert's three matrices as they stand in the source.
+struct Matrices {
+  std::vector<uint8_t> gate;
+  std::vector<uint8_t> up;
+  std::vector<uint8_t> down;
+};
+
+Status read_slice(const LayerSource& source, const TensorInfo& tensor, uint32_t slice,
+                  std::vector<uint8_t>* out) {
+  out->resize(base::row_bytes(tensor.type, tensor.dims[0]) * tensor.dims[1]);
+  const platform::File& file = source.files[tensor.shard];
+  const uint64_t offset = tensor.offset + slice * out->size();
+  GANGLION_RETURN_IF_ERROR(file.read_exact(offset, *out).with_context("tensor '" + tensor.name + "'"));
+  ::posix_fadvise(file.fd(), static_cast<off_t>(offset), static_cast<off_t>(out->size()),
+                  POSIX_FADV_DONTNEED);
+  return base::ok_status();
+}
+
+/// What the tensors of a layer collect over its experts.
+struct LayerData {
+  std::vector<uint8_t> low, out;
+  std::vector<float> threshold, frequency;
+  std::vector<int32_t> order;
+};
+
+class LayerWriter {
+ public:
+  LayerWriter(const PackedLayer& layer, const LayerSource& source, std::span<const float> inputs,
+              std::span<const uint32_t> experts)
+      : layer_(layer), source_(source), inputs_(inputs), experts_(experts) {}
+
+  // Fits all experts first: predictors stand before bundles in the file.
+  Status fit(LayerData* data, PackLayerReport* report) {
+    for (uint32_t e = 0; e < layer_.experts; ++e) {
+      Matrices m;
+      GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.gate, e, &m.gate));
+      GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.up, e, &m.up));
+      GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.down, e, &m.down));
+      transpose_down(m.down);
+      const std::vector<float> inputs = inputs_of(e);
+      Predictor p = fit_predictor({.kernels = source_.kernels,
+                                   .threads = source_.threads,
+                                   .gate_type = layer_.gate->type,
+                                   .up_type = layer_.up->type,
+                                   .gate = m.gate,
+                                   .up = m.up,
+                                   .rectified_up = source_.rectified_up,
+                                   .neurons = layer_.neurons,
+                                   .dim = layer_.dim,
+                                   .inputs = experts_.empty() ? inputs_ : std::span<const float>(inputs),
+                                   .down_norm = down_norm_,
+                                   .rank = layer_.rank,
+                                   .recall = source_.recall});
+      collect(p, e, inputs.size(), data, report);
+    }
+    return base::ok_status();
+  }
+
+  // The bundles of an expert in pack order, and their checksums.
+  Status bundles(uint32_t e, std::span<const int32_t> order, format::GgufWriter* writer,
+                 std::vector<int64_t>* checks) {
+    Matrices m;
+    GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.gate, e, &m.gate));
+    GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.up, e, &m.up));
+    GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.down, e, &m.down));
+    transpose_down(m.down);
+    const size_t at_once = std::max<size_t>(1, base::kMiB / layer_.stride);
+    std::vector<uint8_t> out;
+    for (size_t first = 0; first < order.size(); first += at_once) {
+      const size_t count = std::min(at_once, order.size() - first);
+      out.assign(count * layer_.stride, 0);
+      for (size_t i = 0; i < count; ++i) {
+        const auto neuron = static_cast<size_t>(order[first + i]);
+        uint8_t* to = out.data() + i * layer_.stride;
+        std::memcpy(to, m.gate.data() + neuron * layer_.gate_bytes, layer_.gate_bytes);
+        std::memcpy(to + layer_.gate_bytes, m.up.data() + neuron * layer_.up_bytes, layer_.up_bytes);
+        std::memcpy(to + layer_.gate_bytes + layer_.up_bytes, down_rows_.data() + neuron * layer_.down_bytes,
+                    layer_.down_bytes);
+        checks->push_back(static_cast<int64_t>(bundle_checksum({to, layer_.gate_bytes})));
+        checks->push_back(static_cast<int64_t>(
+            bundle_checksum({to + layer_.gate_bytes, layer_.up_bytes + layer_.down_bytes})));
+      }
+      GANGLION_RETURN_IF_ERROR(writer->write(out));
+    }
+    return base::ok_status();
+  }
+
+ private:
+  // The inputs of the tokens that were routed to an expert.
+  std::vector<float> inputs_of(uint32_t expert) const {
+    std::vector<float> inputs;
+    const size_t tokens = inputs_.size() / layer_.dim;
+    const size_t used = tokens > 0 ? experts_.size() / tokens : 0;
+    for (size_t t = 0; t < tokens && used > 0; ++t) {
+      const uint32_t* routed = &experts_[t * used];
+      if (std::find(routed, routed + used, expert) == routed + used) continue;
+      inputs.insert(inputs.end(), inputs_.begin() + static_cast<ptrdiff_t>(t * layer_.dim),
+                    inputs_.begin() + static_cast<ptrdiff_t>((t + 1) * layer_.dim));
+    }
+    return inputs;
+  }
+
+  // down_rows_ [F] and down_norm_ [F] from the rows [D] of F.
+  void transpose_down(std::span<const uint8_t> down) {
+    const size_t row_bytes = base::row_bytes(layer_.down->type, layer_.neurons);
+    const auto dequantize = source_.kernels->dequantize[static_cast<size_t>(layer_.down->type)];
+    down_rows_.resize(size_t{layer_.neurons} * layer_.down_bytes);
+    down_norm_.resize(layer_.neurons);
+    source_.threads->parallel_for(
+        base::ceil_div(layer_.neurons, kColumns), 1, [&](size_t begin, size_t end, int) {
+          std::vector<float> columns;
+          std::vector<float> row(layer_.dim);
+          for (size_t part = begin; part < end; ++part) {
+            const size_t first = part * kColumns;
+            const size_t count = std::min(kColumns, layer_.neurons - first);
+            columns.resize(layer_.dim * count);
+            for (size_t d = 0; d < layer_.dim; ++d) {
+              dequantize(down.data() + d * row_bytes + base::row_bytes(layer_.down->type, first), count,
+                         columns.data() + d * count);
+            }
+            for (size_t i = 0; i < count; ++i) {
+              double norm = 0;
+              for (size_t d = 0; d < layer_.dim; ++d) {
+                row[d] = columns[d * count + i];
+                norm += static_cast<double>(row[d]) * static_cast<double>(row[d]);
+              }
+              down_norm_[first + i] = static_cast<float>(std::sqrt(norm));
+              kernels::quantize_down_row(source_.down_type, row.data(), layer_.dim,
+                                         down_rows_.data() + (first + i) * layer_.down_bytes);
+            }
+          }
+        });
+  }
+
+  // Appends an expert's predictor in pack order.
+  void collect(const Predictor& p, uint32_t e, size_t input_size, LayerData* data,
+               PackLayerReport* report) const {
+    const size_t tokens = inputs_.size() / layer_.dim;
+    const double share = experts_.empty() || tokens == 0
+                             ? 1
+                             : static_cast<double>(input_size / layer_.dim) / static_cast<double>(tokens);
+    std::vector<int32_t> order(layer_.neurons);
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return p.frequency[static_cast<size_t>(a)] > p.frequency[static_cast<size_t>(b)];
+    });
+    data->low.insert(data->low.end(), p.low.begin(), p.low.end());
+    const size_t out_bytes = layer_.rank > 0 ? base::row_bytes(TensorType::kQ8_0, layer_.rank) : 0;
+    for (const int32_t neuron : order) {
+      const auto n = static_cast<size_t>(neuron);
+      data->out.insert(data->out.end(), p.out.begin() + static_cast<ptrdiff_t>(n * out_bytes),
+                       p.out.begin() + static_cast<ptrdiff_t>((n + 1) * out_bytes));
+      data->threshold.push_back(p.threshold[n]);
+      data->frequency.push_back(static_cast<float>(static_cast<double>(p.frequency[n]) * share));
+      data->order.push_back(neuron);
+    }
+    const double weight = 1.0 / (e + 1);  // Running mean over the experts.
+    const auto mean = [weight](double* to, double value) { *to += (value - *to) * weight; };
+    mean(&report->active, p.report.active);
+    mean(&report->recall, p.report.recall);
+    mean(&report->mass_recall, p.report.mass_recall);
+    mean(&report->over_prediction, p.report.over_prediction);
+    mean(&report->top_30, p.report.top_30);
+  }
+
+  const PackedLayer& layer_;
+  const LayerSource& source_;
+  std::span<const float> inputs_;
+  std::span<const uint32_t> experts_;
+  std::vector<uint8_t> down_rows_;
+  std::vector<float> down_norm_;
+};
+
+template <typename T>
+std::span<const uint8_t> bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)};
+}
+
+}  // namespace
+
+// Four lanes of multiply-xor over words of 8 bytes, the rest as a last word with its length.
+uint64_t bundle_checksum(std::span<const uint8_t> bytes) {
+  constexpr uint64_t kPrime = 0x9e3779b97f4a7c15U;
+  uint64_t hash = bytes.size() * kPrime;
+  for (size_t i = 0; i < bytes.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, std::min<size_t>(8, bytes.size() - i));
+    hash = (hash ^ word) * kPrime;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+PackedLayer lay_out_bundles(const TensorInfo& gate, const TensorInfo& up, const TensorInfo& down,
+                            DownType down_type, uint32_t rank) {
+  PackedLayer layer;
+  layer.gate = &gate;
+  layer.up = &up;
+  layer.down = &down;
+  layer.dim = static_cast<uint32_t>(gate.dims[0]);
+  layer.neurons = static_cast<uint32_t>(gate.dims[1]);
+  layer.experts = static_cast<uint32_t>(gate.dims[2]);
+  layer.rank = rank;
+  layer.gate_bytes = static_cast<uint32_t>(base::row_bytes(gate.type, layer.dim));
+  layer.up_bytes = static_cast<uint32_t>(base::row_bytes(up.type, layer.dim));
+  layer.down_bytes = static_cast<uint32_t>(kernels::down_row_bytes(down_type, layer.dim));
+  const auto pages = static_cast<uint32_t>(base::round_up(layer.bundle_bytes(), kPage));
+  const bool wasteful = (pages - layer.bundle_bytes()) * 10 > pages;
+  layer.stride =
+      wasteful ? static_cast<uint32_t>(base::round_up(layer.bundle_bytes(), kRowAlignment)) : pages;
+  return layer;
+}
+
+void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufWriter* writer) {
+  const uint64_t f = layer.neurons;
+  const uint64_t e = layer.experts;
+  if (layer.rank > 0) {
+    writer->add_tensor(p + "ffn_predict_low.weight", TensorType::kQ8_0, {layer.dim, layer.rank, e});
+    writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ8_0, {layer.rank, f, e});
+    writer->add_tensor(p + "ffn_predict_threshold.weight", TensorType::kF32, {f, e});
+  }
+  writer->add_tensor(p + "ffn_order.weight", TensorType::kI32, {f, e});
+  writer->add_tensor(p + "ffn_frequency.weight", TensorType::kF32, {f, e});
+  writer->add_tensor(p + "ffn_bundle.weight", TensorType::kI8, {layer.stride, f, e});
+  writer->add_tensor(p + "ffn_check.weight", TensorType::kI64, {2, f, e});
+}
+
+Result<PackLayerReport> write_layer(const PackedLayer& layer, const LayerSource& source,
+                                    std::span<const float> inputs, std::span<const uint32_t> experts,
+                                    format::GgufWriter* writer) {
+  LayerWriter work(layer, source, inputs, experts);
+  LayerData data;
+  PackLayerReport report;
+  GANGLION_RETURN_IF_ERROR(work.fit(&data, &report));
+  if (layer.rank > 0) {
+    GANGLION_RETURN_IF_ERROR(writer->write(data.low));
+    GANGLION_RETURN_IF_ERROR(writer->write(data.out));
+    GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.threshold)));
+  }
+  GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.order)));
+  GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.frequency)));
+  std::vector<int64_t> checks;
+  for (uint32_t e = 0; e < layer.experts; ++e) {
+    GANGLION_RETURN_IF_ERROR(work.bundles(
+        e, std::span<const int32_t>(data.order).subspan(size_t{e} * layer.neurons, layer.neurons), writer,
+        &checks));
+  }
+  GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(checks)));
+  return report;
+}
+
+}  // namespace ganglion::calibration

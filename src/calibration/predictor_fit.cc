@@ -1,0 +1,515 @@
+#include "calibration/predictor_fit.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "base/units.h"
+
+namespace ganglion::calibration {
+
+using base::TensorType;
+using kernels::ActivationForm;
+
+namespace {
+
+constexpr size_t kFitTokens = 2048;    // Of the subspace.
+constexpr size_t kGramNeurons = 4096;  // Enough to find the tokens' principal directions.
+constexpr size_t kNeuronBlock = 512;   // Neurons whose pre-activations are in memory at once.
+constexpr size_t kOversampling = 16;
+constexpr int kIterations = 8;
+// Every fourth token is held out from the thresholds, to report what they find.
+constexpr size_t kHeldOut = 4;
+// Thresholds are tried for so many values of an activation's worth, each twice the one before.
+constexpr size_t kWorths = 20;
+// A predicted neuron that is in memory costs a hundredth of one that is read: a gate row from memory against
+// a request. Which ones will be in memory is judged by rank: surely the first 30 %, surely not the last 40 %.
+constexpr double kMemoryPrice = 0.01;
+constexpr double kSurelyResident = 0.3;
+constexpr double kSurelyNot = 0.6;
+
+/// Rows of floats, 64-byte aligned.
+class Rows {
+ public:
+  Rows(size_t rows, size_t cols)
+      : rows_(rows), cols_(cols), stride_(base::round_up(cols, 16)), data_(rows * stride_ + 16) {
+    begin_ = data_.data() + (64 - reinterpret_cast<uintptr_t>(data_.data()) % 64) % 64 / sizeof(float);
+  }
+  float* operator[](size_t row) { return begin_ + row * stride_; }
+  const float* operator[](size_t row) const { return begin_ + row * stride_; }
+  size_t rows() const { return rows_; }
+  size_t cols() const { return cols_; }
+  size_t stride() const { return stride_; }
+
+ private:
+  size_t rows_;
+  size_t cols_;
+  size_t stride_;
+  std::vector<float> data_;
+  float* begin_;
+};
+
+/// Activations in the form that a weight type reads.
+class Activations {
+ public:
+  Activations(const kernels::KernelTable& kernels, platform::ThreadPool& threads, TensorType type,
+              size_t count, size_t n, const float* rows, size_t stride)
+      : form_(kernels::activation_form(type)), bytes_(kernels::activation_row_bytes(form_, n)) {
+    data_.resize(count * bytes_ + 64);
+    begin_ = data_.data() + (64 - reinterpret_cast<uintptr_t>(data_.data()) % 64) % 64;
+    threads.parallel_for(count, 8, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i)
+        kernels.store_activation(form_, rows + i * stride, n, begin_ + i * bytes_);
+    });
+  }
+  const uint8_t* row(size_t i) const { return begin_ + i * bytes_; }
+  size_t stride() const { return bytes_; }
+
+ private:
+  ActivationForm form_;
+  size_t bytes_;
+  std::vector<uint8_t> data_;
+  uint8_t* begin_;
+};
+
+class Fitter {
+ public:
+  explicit Fitter(const FitInput& in)
+      : in_(in),
+        tokens_(in.inputs.size() / in.dim),
+        fit_tokens_(std::min(tokens_, kFitTokens)),
+        step_(fit_tokens_ > 0 ? tokens_ / fit_tokens_ : 1),
+        gate_x_(*in.kernels, *in.threads, in.gate_type, tokens_, in.dim, in.inputs.data(), in.dim),
+        up_x_(*in.kernels, *in.threads, in.up_type, in.rectified_up ? tokens_ : 0, in.dim, in.inputs.data(),
+              in.dim) {}
+
+  Predictor run() {
+    result_.frequency.assign(in_.neurons, 0);
+    result_.threshold.assign(in_.neurons, FLT_MAX);
+    if (in_.rank > 0) {
+      result_.low.assign(in_.rank * base::row_bytes(TensorType::kQ8_0, in_.dim), 0);
+      result_.out.assign(in_.neurons * base::row_bytes(TensorType::kQ8_0, in_.rank), 0);
+    }
+    if (tokens_ == 0) return result_;
+    if (in_.rank == 0) {
+      count_only();
+      return result_;
+    }
+    Rows directions = token_directions();
+    factorise(directions);
+    set_thresholds();
+    return result_;
+  }
+
+ private:
+  // out [tokens][rows] = weights [rows][n] x, on all threads.
+  void multiply(TensorType type, const uint8_t* weights, size_t weight_stride, size_t rows, size_t n,
+                const uint8_t* x, size_t x_stride, size_t tokens, float* out, size_t out_stride) const {
+    constexpr size_t kRowsPerTask = 32;
+    in_.threads->parallel_for(base::ceil_div(rows, kRowsPerTask), 1, [&](size_t begin, size_t end, int) {
+      for (size_t task = begin; task < end; ++task) {
+        const size_t row = task * kRowsPerTask;
+        in_.kernels->matmul[static_cast<size_t>(type)]({.weights = weights + row * weight_stride,
+                                                        .weight_stride = weight_stride,
+                                                        .rows = std::min(kRowsPerTask, rows - row),
+                                                        .n = n,
+                                                        .x = x,
+                                                        .x_stride = x_stride,
+                                                        .tokens = tokens,
+                                                        .out = out + row,
+                                                        .out_stride = out_stride});
+      }
+    });
+  }
+  void multiply(const Rows& weights, const Rows& x, Rows* out) const {
+    multiply(TensorType::kF32, reinterpret_cast<const uint8_t*>(weights[0]), weights.stride() * sizeof(float),
+             weights.rows(), weights.cols(), reinterpret_cast<const uint8_t*>(x[0]),
+             x.stride() * sizeof(float), x.rows(), (*out)[0], out->stride());
+  }
+
+  // out [count][rows]: pre-activations of neurons [first, first + rows) for every `step`-th token.
+  void pre_activations(bool up, size_t first, size_t rows, size_t step, size_t count, Rows* out) const {
+    const TensorType type = up ? in_.up_type : in_.gate_type;
+    const size_t bytes = base::row_bytes(type, in_.dim);
+    const Activations& x = up ? up_x_ : gate_x_;
+    multiply(type, (up ? in_.up : in_.gate).data() + first * bytes, bytes, rows, in_.dim, x.row(0),
+             x.stride() * step, count, (*out)[0], out->stride());
+  }
+
+  // Orthonormal directions [rank][fit tokens] in which the neurons' pre-activations vary most over the
+  // tokens.
+  Rows token_directions() {
+    const size_t blocks = base::ceil_div(std::min(in_.neurons, kGramNeurons), kNeuronBlock);
+    const size_t apart = base::ceil_div(in_.neurons, blocks);
+    Rows samples(fit_tokens_, blocks * kNeuronBlock);
+    for (size_t b = 0; b < blocks; ++b) {
+      const size_t first = std::min(b * apart, in_.neurons - std::min(in_.neurons, kNeuronBlock));
+      const size_t rows = std::min(kNeuronBlock, in_.neurons);
+      Rows part(fit_tokens_, rows);
+      pre_activations(false, first, rows, step_, fit_tokens_, &part);
+      for (size_t t = 0; t < fit_tokens_; ++t)
+        std::memcpy(samples[t] + b * kNeuronBlock, part[t], rows * sizeof(float));
+    }
+    Rows gram(fit_tokens_, fit_tokens_);
+    multiply(samples, samples, &gram);
+    Rows v(std::min<size_t>(in_.rank + kOversampling, fit_tokens_), fit_tokens_);
+    uint64_t random = 88172645463325252U;
+    for (size_t k = 0; k < v.rows(); ++k) {
+      for (size_t t = 0; t < fit_tokens_; ++t) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        v[k][t] = static_cast<float>(static_cast<int64_t>(random)) * 0x1p-63F;
+      }
+    }
+    orthonormalise(&v);
+    Rows next(v.rows(), fit_tokens_);
+    for (int i = 0; i < kIterations; ++i) {
+      multiply(gram, v, &next);
+      std::swap(v, next);
+      orthonormalise(&v);
+    }
+    Rows directions(in_.rank, fit_tokens_);  // Rows beyond what the tokens span stay zero.
+    for (size_t k = 0; k < std::min<size_t>(in_.rank, v.rows()); ++k)
+      std::memcpy(directions[k], v[k], fit_tokens_ * sizeof(float));
+    return directions;
+  }
+
+  // Modified Gram-Schmidt, twice; what vanishes becomes zero.
+  void orthonormalise(Rows* v) const {
+    const size_t n = v->cols();
+    const auto dot = [n](const float* a, const float* b) {
+      float lanes[16] = {};
+      for (size_t i = 0; i + 16 <= n; i += 16) {
+        for (size_t k = 0; k < 16; ++k) lanes[k] += a[i + k] * b[i + k];
+      }
+      double sum = 0;
+      for (size_t i = n / 16 * 16; i < n; ++i) sum += static_cast<double>(a[i] * b[i]);
+      for (const float lane : lanes) sum += static_cast<double>(lane);
+      return sum;
+    };
+    for (size_t k = 0; k < v->rows(); ++k) {
+      float* a = (*v)[k];
+      const double before = std::sqrt(dot(a, a));
+      const double norm = before;
+      if (norm > 0) {
+        for (size_t i = 0; i < n; ++i) a[i] = static_cast<float>(a[i] / norm);
+      }
+      const double left = std::sqrt(dot(a, a));
+      if (left > 0) {
+        for (size_t i = 0; i < n; ++i) a[i] = static_cast<float>(a[i] / left);
+      }
+      in_.threads->parallel_for(v->rows() - k - 1, 16, [&](size_t begin, size_t end, int) {
+        for (size_t j = k + 1 + begin; j < k + 1 + end; ++j) {
+          const auto along = static_cast<float>(dot((*v)[j], a));
+          for (size_t i = 0; i < n; ++i) (*v)[j][i] -= along * a[i];
+        }
+      });
+    }
+  }
+
+  // gate ~ out * low: out = Y V (each neuron's part along the directions), low = (out^T out)^-1 out^T gate.
+  void factorise(const Rows& directions) {
+    const size_t rank = in_.rank;
+    Rows out(rank, in_.neurons);  // transposed
+    for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
+      const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
+      Rows by_token(fit_tokens_, rows);
+      pre_activations(false, first, rows, step_, fit_tokens_, &by_token);
+      Rows by_neuron(rows, fit_tokens_);
+      for (size_t t = 0; t < fit_tokens_; ++t) {
+        for (size_t r = 0; r < rows; ++r) {
+          by_neuron[r][t] = by_token[t][r];
+          result_.frequency[first + r] += by_token[t][r] > 0 ? 1.0F : 0.0F;  // For prices; counted well later.
+        }
+      }
+      Rows part(rank, rows);
+      multiply(by_neuron, directions, &part);
+      for (size_t k = 0; k < rank; ++k) std::memcpy(out[k] + first, part[k], rows * sizeof(float));
+    }
+    Rows moment(rank, rank);
+    multiply(out, out, &moment);
+    Rows low(rank, in_.dim);
+    project_gate(out, &low);
+    solve(moment, &low);
+    // Both factors get the square root of a component's size, so that 8 bits serve both.
+    const size_t low_bytes = base::row_bytes(TensorType::kQ8_0, in_.dim);
+    std::vector<float> balance(rank, 0);
+    for (size_t k = 0; k < rank; ++k) {
+      const float size = std::sqrt(std::max(moment[k][k], 0.0F));
+      balance[k] = size > 0 ? 1 / std::sqrt(size) : 0;
+      for (size_t d = 0; d < in_.dim; ++d) low[k][d] *= std::sqrt(size);
+      kernels::quantize_down_row(kernels::DownType::kQ8, low[k], in_.dim, result_.low.data() + k * low_bytes);
+    }
+    const size_t out_bytes = base::row_bytes(TensorType::kQ8_0, rank);
+    std::vector<float> row(rank);
+    for (size_t f = 0; f < in_.neurons; ++f) {
+      for (size_t k = 0; k < rank; ++k) row[k] = out[k][f] * balance[k];
+      kernels::quantize_down_row(kernels::DownType::kQ8, row.data(), rank,
+                                 result_.out.data() + f * out_bytes);
+    }
+  }
+
+  // low [rank][D] = out^T gate, block by block of neurons.
+  void project_gate(const Rows& out, Rows* low) const {
+    const size_t bytes = base::row_bytes(in_.gate_type, in_.dim);
+    Rows part(in_.rank, in_.dim);
+    for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
+      const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
+      Rows columns(in_.dim, rows);
+      Rows weights(rows, in_.dim);
+      in_.threads->parallel_for(rows, 16, [&](size_t begin, size_t end, int) {
+        for (size_t r = begin; r < end; ++r) {
+          in_.kernels->dequantize[static_cast<size_t>(in_.gate_type)](in_.gate.data() + (first + r) * bytes,
+                                                                      in_.dim, weights[r]);
+        }
+      });
+      in_.threads->parallel_for(in_.dim, 64, [&](size_t begin, size_t end, int) {
+        for (size_t r = 0; r < rows; ++r) {
+          for (size_t d = begin; d < end; ++d) columns[d][r] = weights[r][d];
+        }
+      });
+      Rows x(in_.rank, rows);
+      for (size_t k = 0; k < in_.rank; ++k) std::memcpy(x[k], out[k] + first, rows * sizeof(float));
+      multiply(columns, x, &part);
+      for (size_t k = 0; k < in_.rank; ++k) {
+        for (size_t d = 0; d < in_.dim; ++d) (*low)[k][d] += part[k][d];
+      }
+    }
+  }
+
+  // low = moment^-1 low, by Cholesky with a little added to the diagonal.
+  void solve(const Rows& moment, Rows* low) const {
+    const size_t n = in_.rank;
+    std::vector<double> l(n * n, 0);
+    double trace = 0;
+    for (size_t i = 0; i < n; ++i) trace += static_cast<double>(moment[i][i]);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j <= i; ++j) {
+        double sum = static_cast<double>(moment[i][j]) + (i == j ? 1e-9 * trace + 1e-30 : 0);
+        for (size_t k = 0; k < j; ++k) sum -= l[i * n + k] * l[j * n + k];
+        l[i * n + j] = i == j ? std::sqrt(std::max(sum, 1e-30)) : sum / l[j * n + j];
+      }
+    }
+    in_.threads->parallel_for(in_.dim, 64, [&](size_t begin, size_t end, int) {
+      std::vector<double> x(n);
+      for (size_t d = begin; d < end; ++d) {
+        for (size_t i = 0; i < n; ++i) {
+          double sum = static_cast<double>((*low)[i][d]);
+          for (size_t k = 0; k < i; ++k) sum -= l[i * n + k] * x[k];
+          x[i] = sum / l[i * n + i];
+        }
+        for (size_t i = n; i-- > 0;) {
+          double sum = x[i];
+          for (size_t k = i + 1; k < n; ++k) sum -= l[k * n + i] * x[k];
+          x[i] = sum / l[i * n + i];
+          (*low)[i][d] = static_cast<float>(x[i]);
+        }
+      }
+    });
+  }
+
+  // Gate (and up) of a block of neurons for all tokens; fired(t, r) says whether a neuron fires.
+  struct Block {
+    Block(size_t tokens, size_t rows, bool rectified_up)
+        : gate(tokens, rows), up(rectified_up ? tokens : 0, rows), rectified_up(rectified_up) {}
+    bool fired(size_t t, size_t r) const { return gate[t][r] > 0 && (!rectified_up || up[t][r] > 0); }
+    float value(size_t t, size_t r) const { return rectified_up ? gate[t][r] * up[t][r] : gate[t][r]; }
+    Rows gate;
+    Rows up;
+    bool rectified_up;
+  };
+  void fill(size_t first, size_t rows, Block* block) {
+    pre_activations(false, first, rows, 1, tokens_, &block->gate);
+    if (in_.rectified_up) pre_activations(true, first, rows, 1, tokens_, &block->up);
+    for (size_t r = 0; r < rows; ++r) result_.frequency[first + r] = 0;
+    for (size_t t = 0; t < tokens_; ++t) {
+      for (size_t r = 0; r < rows; ++r) result_.frequency[first + r] += block->fired(t, r) ? 1.0F : 0.0F;
+    }
+    for (size_t r = 0; r < rows; ++r) result_.frequency[first + r] /= static_cast<float>(tokens_);
+  }
+
+  void count_only() {
+    double active = 0;
+    for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
+      const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
+      Block block(tokens_, rows, in_.rectified_up);
+      fill(first, rows, &block);
+    }
+    for (const float f : result_.frequency) active += static_cast<double>(f);
+    result_.report = {.active = active / static_cast<double>(in_.neurons), .recall = 1, .mass_recall = 1};
+    result_.report.over_prediction = 1 / std::max(result_.report.active, 1e-9);
+    result_.report.top_30 = top_share();
+  }
+
+  double top_share() const {
+    std::vector<float> sorted = result_.frequency;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    double all = 0;
+    double top = 0;
+    for (size_t i = 0; i < sorted.size(); ++i) {
+      all += static_cast<double>(sorted[i]);
+      if (i < sorted.size() * 3 / 10) top += static_cast<double>(sorted[i]);
+    }
+    return all > 0 ? top / all : 0;
+  }
+
+  // What a worth of an activation would choose, summed over neurons; held-out tokens apart.
+  struct Tally {
+    double mass = 0, all_mass = 0;
+    double found = 0, fired = 0, predicted = 0;
+    double held_mass = 0, held_all_mass = 0;
+  };
+
+  void set_thresholds() {
+    const std::vector<double> prices = read_prices();
+    const size_t rank = in_.rank;
+    Rows low(tokens_, rank);
+    const Activations x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, in_.dim, in_.inputs.data(),
+                        in_.dim);
+    multiply(TensorType::kQ8_0, result_.low.data(), base::row_bytes(TensorType::kQ8_0, in_.dim), rank,
+             in_.dim, x.row(0), x.stride(), tokens_, low[0], low.stride());
+    const Activations low_x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, rank, low[0],
+                            low.stride());
+    std::vector<float> candidates(kWorths * in_.neurons);
+    std::vector<Tally> tallies(kWorths);
+    const size_t out_bytes = base::row_bytes(TensorType::kQ8_0, rank);
+    for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
+      const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
+      Block block(tokens_, rows, in_.rectified_up);
+      fill(first, rows, &block);
+      Rows scores(tokens_, rows);
+      multiply(TensorType::kQ8_0, result_.out.data() + first * out_bytes, out_bytes, rows, rank, low_x.row(0),
+               low_x.stride(), tokens_, scores[0], scores.stride());
+      if (mean_mass_ == 0) mean_mass_ = mean_mass(block, first, rows);
+      std::mutex mutex;
+      in_.threads->parallel_for(rows, 8, [&](size_t begin, size_t end, int) {
+        std::vector<Tally> mine(kWorths);
+        for (size_t r = begin; r < end; ++r)
+          choose(block, scores, first + r, r, prices[first + r], &candidates[(first + r) * kWorths],
+                 mine.data());
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (size_t w = 0; w < kWorths; ++w) add(mine[w], &tallies[w]);
+      });
+    }
+    size_t best = 0;
+    while (best + 1 < kWorths && tallies[best].mass < in_.recall * tallies[best].all_mass) ++best;
+    for (size_t f = 0; f < in_.neurons; ++f) result_.threshold[f] = candidates[f * kWorths + best];
+    const Tally& t = tallies[best];
+    double active = 0;
+    for (const float f : result_.frequency) active += static_cast<double>(f);
+    result_.report = {.active = active / static_cast<double>(in_.neurons),
+                      .recall = t.fired > 0 ? t.found / t.fired : 1,
+                      .mass_recall = t.held_all_mass > 0 ? t.held_mass / t.held_all_mass : 1,
+                      .over_prediction = t.fired > 0 ? t.predicted / t.fired : 0,
+                      .top_30 = top_share()};
+  }
+
+  static void add(const Tally& from, Tally* to) {
+    to->mass += from.mass;
+    to->all_mass += from.all_mass;
+    to->found += from.found;
+    to->fired += from.fired;
+    to->predicted += from.predicted;
+    to->held_mass += from.held_mass;
+    to->held_all_mass += from.held_all_mass;
+  }
+
+  // By neuron: what predicting it costs, from its place in the order of frequencies.
+  std::vector<double> read_prices() const {
+    std::vector<uint32_t> order(in_.neurons);
+    for (size_t f = 0; f < in_.neurons; ++f) order[f] = static_cast<uint32_t>(f);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return result_.frequency[a] > result_.frequency[b]; });
+    std::vector<double> prices(in_.neurons);
+    for (size_t i = 0; i < order.size(); ++i) {
+      const double place = static_cast<double>(i) / static_cast<double>(order.size());
+      const double absent = std::clamp((place - kSurelyResident) / (kSurelyNot - kSurelyResident), 0.0, 1.0);
+      prices[order[i]] = kMemoryPrice + (1 - kMemoryPrice) * absent;
+    }
+    return prices;
+  }
+
+  double mean_mass(const Block& block, size_t first, size_t rows) const {
+    double sum = 0;
+    double count = 0;
+    for (size_t t = 0; t < tokens_; ++t) {
+      for (size_t r = 0; r < rows; ++r) {
+        if (!block.fired(t, r)) continue;
+        sum += static_cast<double>(block.value(t, r) * in_.down_norm[first + r]);
+        ++count;
+      }
+    }
+    return count > 0 ? sum / count : 0;
+  }
+
+  // For each worth of an activation of mean mass (in reads), the threshold of one neuron that gains most.
+  void choose(const Block& block, const Rows& scores, size_t neuron, size_t r, double price,
+              float* thresholds, Tally* tallies) const {
+    struct Seen {
+      float score;
+      float mass;
+      bool fired;
+    };
+    std::vector<Seen> seen;
+    std::vector<Seen> held;
+    double all = 0;
+    for (size_t t = 0; t < tokens_; ++t) {
+      const bool fired = block.fired(t, r);
+      const float mass = fired ? block.value(t, r) * in_.down_norm[neuron] : 0;
+      (t % kHeldOut == 0 ? held : seen).push_back({scores[t][r], mass, fired});
+      if (t % kHeldOut != 0) all += static_cast<double>(mass);
+    }
+    std::sort(seen.begin(), seen.end(), [](const Seen& a, const Seen& b) { return a.score > b.score; });
+    for (size_t w = 0; w < kWorths; ++w) {
+      const double worth = std::ldexp(0.05, static_cast<int>(w)) / std::max(mean_mass_, 1e-30);
+      double gain = 0;
+      double best_gain = 0;
+      double mass = 0;
+      double best_mass = 0;
+      size_t best = 0;
+      for (size_t m = 0; m < seen.size(); ++m) {
+        gain += worth * static_cast<double>(seen[m].mass) - price;
+        mass += static_cast<double>(seen[m].mass);
+        if (gain <= best_gain) continue;
+        best_gain = gain;
+        best_mass = mass;
+        best = m + 1;
+      }
+      const float threshold = best == 0             ? FLT_MAX
+                              : best == seen.size() ? -FLT_MAX
+                                                    : (seen[best - 1].score + seen[best].score) / 2;
+      thresholds[w] = threshold;
+      Tally& tally = tallies[w];
+      tally.mass += best_mass;
+      tally.all_mass += all;
+      for (const Seen& one : held) {
+        const bool predicted = one.score > threshold;
+        tally.predicted += predicted ? 1 : 0;
+        tally.fired += one.fired ? 1 : 0;
+        tally.found += predicted && one.fired ? 1 : 0;
+        tally.held_mass += predicted ? static_cast<double>(one.mass) : 0;
+        tally.held_all_mass += static_cast<double>(one.mass);
+      }
+    }
+  }
+
+  const FitInput& in_;
+  size_t tokens_;
+  size_t fit_tokens_;
+  size_t step_;
+  Activations gate_x_;
+  Activations up_x_;
+  double mean_mass_ = 0;
+  Predictor result_;
+};
+
+}  // namespace
+
+Predictor fit_predictor(const FitInput& input) {
+  return Fitter(input).run();
+}
+
+}  // namespace ganglion::calibration

@@ -1,0 +1,134 @@
+// `ganglion pack`: a model with sparse activations becomes a pack.
+#include "ganglion/pack.h"
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/progress.h"
+
+namespace ganglion::cli {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+struct PackFlags {
+  PackOptions options;
+  std::vector<std::string> overrides;
+  bool random_tokens = false;
+  bool json = false;
+};
+
+// One line per stage.
+struct Stages {
+  std::unique_ptr<Progress> line;
+  std::string stage;
+};
+
+bool show_stage(void* context, const char* stage, uint64_t done, uint64_t total) {
+  auto& stages = *static_cast<Stages*>(context);
+  if (stages.stage != stage) {
+    stages.line.reset();
+    stages.line = std::make_unique<Progress>(stage);
+    stages.stage = stage;
+  }
+  stages.line->update(done, total);
+  return !interrupted().load();
+}
+
+std::string report_json(const PackOptions& options, const PackReport& report) {
+  ordered_json out = {{"model", options.model_path},
+                      {"pack", options.output_path},
+                      {"bytes", report.bytes},
+                      {"predictor_bytes", report.predictor_bytes},
+                      {"calibration_tokens", report.tokens},
+                      {"rank", options.rank},
+                      {"down", options.down},
+                      {"layers", ordered_json::array()}};
+  for (const PackLayerReport& layer : report.layers) {
+    out["layers"].push_back({{"active", layer.active},
+                             {"recall", layer.recall},
+                             {"mass_recall", layer.mass_recall},
+                             {"over_prediction", layer.over_prediction},
+                             {"top_30_share", layer.top_30}});
+  }
+  return out.dump(1) + "\n";
+}
+
+std::string report_text(const PackOptions& options, const PackReport& report) {
+  PackLayerReport mean;
+  const double n = static_cast<double>(report.layers.size());
+  for (const PackLayerReport& layer : report.layers) {
+    mean.active += layer.active / n;
+    mean.recall += layer.recall / n;
+    mean.mass_recall += layer.mass_recall / n;
+    mean.over_prediction += layer.over_prediction / n;
+    mean.top_30 += layer.top_30 / n;
+  }
+  char text[512];
+  std::snprintf(
+      text, sizeof text,
+      "%s: %s, predictors %s of rank %u, calibrated on %zu tokens\n"
+      "active %.1f %% of the neurons; the most frequent 30 %% have %.0f %% of the activations\n"
+      "predicted %.2f neurons per active one, finding %.1f %% of them and %.1f %% of their mass (held-out "
+      "tokens)\n",
+      options.output_path.c_str(), bytes_text(static_cast<double>(report.bytes)).c_str(),
+      bytes_text(static_cast<double>(report.predictor_bytes)).c_str(), options.rank, report.tokens,
+      100 * mean.active, 100 * mean.top_30, mean.over_prediction, 100 * mean.recall, 100 * mean.mass_recall);
+  return text;
+}
+
+int run_pack(PackFlags& flags) {
+  const Result<Overrides> overrides = parse_overrides(flags.overrides);
+  if (!overrides.ok()) return fail(overrides.status());
+  PackOptions& options = flags.options;
+  options.overrides = overrides.value();
+  if (options.text_path.empty() && !flags.random_tokens) {
+    return fail(
+        Status(Code::kInvalidArgument,
+               "nothing to calibrate on - give a text with -f FILE (or --random-tokens for a synthetic "
+               "model)"));
+  }
+  install_signal_handlers();
+  Stages stages;
+  const Result<PackReport> report = pack_model(options, show_stage, &stages);
+  stages.line.reset();
+  if (!report.ok()) return fail(report.status());
+  const Status written =
+      write_out(flags.json ? report_json(options, report.value()) : report_text(options, report.value()));
+  return written.ok() ? 0 : fail(written);
+}
+
+}  // namespace
+
+void register_pack(CLI::App& app, CommandBody* body) {
+  CLI::App* command = app.add_subcommand(
+      "pack",
+      "Pack a model with sparse activations (ReLU kinds), so that single neurons can be read and cached");
+  auto flags = std::make_shared<PackFlags>();
+  PackOptions& o = flags->options;
+  command->add_option("-m,--model,model", o.model_path, "GGUF file, any shard, or a directory")->required();
+  command->add_option("-o,--output", o.output_path, "The pack to write")->required();
+  command->add_option("-f,--file", o.text_path, "Text to calibrate on");
+  command->add_flag("--random-tokens", flags->random_tokens, "Calibrate on random tokens (synthetic models)");
+  bounded(command->add_option("--tokens", o.tokens, "Tokens to calibrate on")->capture_default_str(),
+          1 << 20);
+  command->add_option("--mem", o.memory, "Memory budget")->capture_default_str();
+  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_option("--down", o.down, "Type of the transposed down rows: q4, q6, q8, f16, f32")
+      ->capture_default_str();
+  bounded(command->add_option("--rank", o.rank, "Rank of the predictors, a multiple of 32; 0: none, exact")
+              ->capture_default_str(),
+          4096);
+  command->add_option("--recall", o.recall, "Share of the activation mass to find")
+      ->capture_default_str()
+      ->check(CLI::Range(0.5, 1.0));
+  command->add_option("--isa", o.isa, "Kernels by name");
+  command->add_option("--override", flags->overrides, "Replace a metadata key: KEY=VALUE");
+  command->add_flag("--json", flags->json, "Print a report of every layer as JSON");
+  command->callback([flags, body] { *body = [flags] { return run_pack(*flags); }; });
+}
+
+}  // namespace ganglion::cli

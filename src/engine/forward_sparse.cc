@@ -1,0 +1,294 @@
+// The sparse FFN of a pack: predict, look up, read what is missing, compute what is there, go on as the rest
+// arrives.
+//
+// Stages of a neuron (PowerInfer-2 section 4.3): predicted -> its bundle read -> gate -> up (where the gate
+// is positive) -> down. No stage waits for a whole matrix: groups of neurons go on as their own bundles
+// arrive, and only the last one orders them: the down rows are added in ascending (expert, neuron), each
+// output element by one thread, so that the result depends neither on timing nor on what was in memory.
+//
+// Which neurons contribute to a row is decided by the pack's predictor and thresholds and that row alone.
+#include <algorithm>
+#include <bit>
+
+#include "engine/forward_buffers.h"
+
+namespace ganglion::engine {
+
+using base::Status;
+using model::BundleRef;
+using model::LayerWeights;
+using model_config::ModelConfig;
+
+namespace {
+// Neurons that a thread computes at a time: a cluster.
+constexpr size_t kClusterNeurons = 16;
+// Each thread adds down rows to so many parts of the output, so that a slow one can be helped.
+constexpr size_t kPartsPerThread = 2;
+}  // namespace
+
+// projected [S][D] = sum over predicted neurons, ascending, of act(gate x) * (up x) * down row.
+Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
+  const ModelConfig& config = *context_.config;
+  Buffers::Sparse& s = buffers_->sparse;
+  neuron_stream::BundleStream& bundles = *context_.bundles;
+  std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
+  choose_units(rows, layer);
+  GANGLION_RETURN_IF_ERROR(predict(rows, layer));
+  bundles.begin_layer(layer);
+  list_active(rows, layer);
+  s.requested = s.seen = s.done = s.waiting_count = 0;
+  GANGLION_RETURN_IF_ERROR(request_missing(layer));
+  bundles.submit();
+  for (;;) {
+    compute_ready(rows, layer);
+    accumulate_down(rows, layer);
+    if (s.done == s.active_count) return base::ok_status();
+    if (s.done == s.requested) {
+      // Everything that staging held has been used: room for the rest.
+      GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
+      GANGLION_RETURN_IF_ERROR(request_missing(layer));
+      bundles.submit();
+    }
+    GANGLION_RETURN_IF_ERROR(bundles.poll(true));
+  }
+}
+
+// The experts that rows are routed to, ascending; a dense FFN is one expert of weight 1.
+void ForwardPass::choose_units(size_t rows, size_t layer) {
+  const ModelConfig& config = *context_.config;
+  Buffers::Sparse& s = buffers_->sparse;
+  const uint32_t all = static_cast<uint32_t>((uint64_t{1} << rows) - 1);
+  if (!config.layers[layer].moe) {
+    s.unit_count = 1;
+    s.units[0] = {0, context_.bundles->set_of(layer, 0), all};
+    std::fill_n(s.unit_weight, rows, 1.0F);
+    return;
+  }
+  const size_t used = config.moe.used_count;
+  s.unit_count = 0;
+  for (uint32_t e = 0; e < config.moe.expert_count; ++e) {
+    uint32_t mask = 0;
+    float* weight = s.unit_weight + s.unit_count * s.rows;
+    for (size_t slot = 0; slot < rows * used; ++slot) {
+      if (buffers_->routed[slot].expert != e) continue;
+      mask |= 1U << (slot / used);
+      weight[slot / used] = buffers_->routed[slot].weight;
+    }
+    if (mask != 0) s.units[s.unit_count++] = {e, context_.bundles->set_of(layer, e), mask};
+  }
+}
+
+// masks [U][F]: the rows for which a neuron's score is above its threshold.
+Status ForwardPass::predict(size_t rows, size_t layer) {
+  const LayerWeights& w = context_.weights->layers[layer];
+  const BundleRef& bundle = w.bundle;
+  Buffers::Sparse& s = buffers_->sparse;
+  const size_t neurons = bundle.rows.rows;
+  if (!bundle.predict_low.present()) {
+    for (size_t u = 0; u < s.unit_count; ++u) std::fill_n(s.masks + u * neurons, neurons, s.units[u].rows);
+    return base::ok_status();
+  }
+  products_.clear();
+  for (size_t u = 0; u < s.unit_count; ++u) {
+    products_.push_back({.matrix = &bundle.predict_low,
+                         .slice = s.units[u].expert,
+                         .x = &buffers_->normed,
+                         .tokens = rows,
+                         .out = s.low.floats(u * s.rows),
+                         .out_stride = s.low.float_stride()});
+  }
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  products_.clear();
+  for (size_t u = 0; u < s.unit_count; ++u) {
+    for (size_t t = 0; t < rows; ++t) {
+      s.low.store_forms(*context_.kernels, forms_of({&bundle.predict_out}), u * s.rows + t,
+                        bundle.predict_low.rows);
+    }
+    products_.push_back({.matrix = &bundle.predict_out,
+                         .slice = s.units[u].expert,
+                         .x = &s.low,
+                         .first_row = u * s.rows,
+                         .tokens = rows,
+                         .out = s.scores + u * s.rows * neurons,
+                         .out_stride = neurons});
+  }
+  return context_.multiplier->run(products_);
+}
+
+// active: the predicted neurons, ascending, with their bundles where they are in memory.
+void ForwardPass::list_active(size_t rows, size_t layer) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  Buffers::Sparse& s = buffers_->sparse;
+  const size_t neurons = bundle.rows.rows;
+  const size_t tiles = base::ceil_div(neurons, Buffers::kNeuronTile);
+  const auto for_tiles = [&](auto&& body) {
+    context_.threads->parallel_for(s.unit_count * tiles, 1, [&](size_t begin, size_t end, int) {
+      for (size_t tile = begin; tile < end; ++tile) {
+        const size_t first = tile % tiles * Buffers::kNeuronTile;
+        body(tile, tile / tiles, first, std::min(neurons, first + Buffers::kNeuronTile));
+      }
+    });
+  };
+  for_tiles([&](size_t tile, size_t u, size_t first, size_t last) {
+    uint32_t* masks = s.masks + u * neurons;
+    uint32_t count = 0;
+    if (bundle.predict_low.present()) {
+      const float* threshold = vector(bundle.threshold) + s.units[u].expert * neurons;
+      std::fill(masks + first, masks + last, 0U);
+      for (size_t t = 0; t < rows; ++t) {
+        const uint32_t bit = 1U << t & s.units[u].rows;
+        const float* scores = s.scores + (u * s.rows + t) * neurons;
+        for (size_t p = first; p < last; ++p) masks[p] |= scores[p] > threshold[p] ? bit : 0;
+      }
+    }
+    for (size_t p = first; p < last; ++p) count += masks[p] != 0 ? 1 : 0;
+    s.tile_begin[tile + 1] = count;
+  });
+  s.tile_begin[0] = 0;
+  for (size_t tile = 0; tile < s.unit_count * tiles; ++tile) s.tile_begin[tile + 1] += s.tile_begin[tile];
+  s.active_count = s.tile_begin[s.unit_count * tiles];
+  for_tiles([&](size_t tile, size_t u, size_t first, size_t last) {
+    Buffers::Active* to = s.active + s.tile_begin[tile];
+    const uint32_t* masks = s.masks + u * neurons;
+    for (size_t p = first; p < last; ++p) {
+      if (masks[p] == 0) continue;
+      *to++ = {context_.bundles->find(s.units[u].set, static_cast<uint32_t>(p)), static_cast<uint32_t>(u),
+               static_cast<uint32_t>(p), masks[p], false};
+    }
+  });
+}
+
+// Has the bundles read that are absent from `requested` on, as far as staging has room.
+Status ForwardPass::request_missing(size_t) {
+  Buffers::Sparse& s = buffers_->sparse;
+  neuron_stream::BundleStream& bundles = *context_.bundles;
+  uint64_t prefix_uses = 0;
+  uint64_t cache_uses = 0;
+  uint64_t misses = 0;
+  while (s.requested < s.active_count) {
+    const uint32_t u = s.active[s.requested].unit;
+    const Buffers::Unit& unit = s.units[u];
+    const uint32_t prefix = bundles.prefix(unit.set).rows;
+    size_t count = 0;
+    size_t end = s.requested;
+    for (; end < s.active_count && s.active[end].unit == u; ++end) {
+      Buffers::Active& neuron = s.active[end];
+      if (neuron.neuron < prefix) {
+        ++prefix_uses;
+        continue;
+      }
+      bundles.touch(unit.set, neuron.neuron);
+      if (!neuron.computed) neuron.data = bundles.find(unit.set, neuron.neuron);
+      if (neuron.data == nullptr) s.wanted[count++] = neuron.neuron;
+      ++(neuron.data == nullptr ? misses : cache_uses);
+    }
+    const size_t taken = bundles.request(unit.set, {s.wanted, count});
+    if (taken < count) {
+      while (s.active[s.requested].neuron != s.wanted[taken]) ++s.requested;
+      GANGLION_CHECK(s.requested > s.done || taken > 0);
+      break;
+    }
+    s.requested = end;
+  }
+  bundles.count_uses(prefix_uses, cache_uses, misses);
+  return base::ok_status();
+}
+
+// values [entry][t] of one neuron whose bundle is in memory.
+void ForwardPass::neuron_value(size_t rows, size_t layer, size_t entry) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  Buffers::Sparse& s = buffers_->sparse;
+  Buffers::Active& neuron = s.active[entry];
+  const bool rectified_up = context_.config->activation == model_config::FfnActivation::kDRelu;
+  const kernels::ActivationForm gate_form = kernels::activation_form(bundle.rows.type);
+  float gate[kSparseRows];
+  float up[kSparseRows];
+  kernels::MatmulArgs args = {.weights = neuron.data,
+                              .weight_stride = 0,
+                              .rows = 1,
+                              .n = bundle.rows.cols,
+                              .x = buffers_->normed.row(gate_form, 0),
+                              .x_stride = buffers_->normed.stride(gate_form),
+                              .tokens = rows,
+                              .out = gate,
+                              .out_stride = 1};
+  context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)](args);
+  uint32_t open = 0;
+  for (size_t t = 0; t < rows; ++t) open |= gate[t] > 0 ? 1U << t & neuron.rows : 0;
+  float* values = s.values + entry * s.rows;
+  std::fill_n(values, rows, 0.0F);
+  neuron.computed = true;
+  if (open == 0) return;
+  const kernels::ActivationForm up_form = kernels::activation_form(bundle.up_type);
+  args.weights = neuron.data + bundle.up_offset;
+  args.x = buffers_->normed.row(up_form, 0);
+  args.x_stride = buffers_->normed.stride(up_form);
+  args.out = up;
+  context_.kernels->matmul[static_cast<size_t>(bundle.up_type)](args);
+  const float* weight = s.unit_weight + neuron.unit * s.rows;
+  for (; open != 0; open &= open - 1) {
+    const auto t = static_cast<size_t>(std::countr_zero(open));
+    const float product = gate[t] * (rectified_up ? std::max(up[t], 0.0F) : up[t]);
+    values[t] = product * weight[t];
+  }
+}
+
+// Computes, in clusters, the entries whose bundles have arrived since the last call.
+void ForwardPass::compute_ready(size_t rows, size_t layer) {
+  Buffers::Sparse& s = buffers_->sparse;
+  s.ready_count = 0;
+  size_t still = 0;
+  const auto sort = [&](uint32_t i) {
+    Buffers::Active& neuron = s.active[i];
+    if (neuron.data == nullptr) neuron.data = context_.bundles->find(s.units[neuron.unit].set, neuron.neuron);
+    if (neuron.data != nullptr) {
+      s.ready[s.ready_count++] = i;
+    } else {
+      s.waiting[still++] = i;
+    }
+  };
+  for (size_t w = 0; w < s.waiting_count; ++w) sort(s.waiting[w]);
+  for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
+  s.waiting_count = still;
+  context_.threads->parallel_for(s.ready_count, kClusterNeurons, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) neuron_value(rows, layer, s.ready[i]);
+  });
+}
+
+// Adds the down rows of the computed entries from `done` on, up to the first that is not.
+void ForwardPass::accumulate_down(size_t rows, size_t layer) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  Buffers::Sparse& s = buffers_->sparse;
+  std::fill_n(s.down_count, rows, size_t{0});
+  bool any = false;
+  for (; s.done < s.requested && s.active[s.done].computed; ++s.done) {
+    const float* values = s.values + s.done * s.rows;
+    for (size_t t = 0; t < rows; ++t) {
+      if (values[t] == 0) continue;
+      const size_t at = t * s.capacity + s.down_count[t]++;
+      s.down_weights[at] = values[t];
+      s.down_rows[at] = s.active[s.done].data + bundle.down_offset;
+      any = true;
+    }
+  }
+  if (!any) return;
+  const size_t dim = context_.config->dim;
+  const size_t wanted_parts = static_cast<size_t>(context_.threads->size()) * kPartsPerThread;
+  const size_t part = base::round_up(base::ceil_div(dim, wanted_parts), 32);
+  const size_t parts = base::ceil_div(dim, part);
+  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(bundle.down_type)];
+  context_.threads->parallel_for(rows * parts, 1, [&](size_t first, size_t last, int) {
+    for (size_t task = first; task < last; ++task) {
+      const size_t t = task / parts;
+      const size_t begin = task % parts * part;
+      add({.weights = s.down_weights + t * s.capacity,
+           .rows = s.down_rows + t * s.capacity,
+           .count = s.down_count[t],
+           .begin = begin,
+           .n = std::min(part, dim - begin),
+           .out = buffers_->projected + t * dim + begin});
+    }
+  });
+}
+
+}  // namespace ganglion::engine

@@ -1,0 +1,150 @@
+// What a pack adds to the runtime: its neurons' frequencies and order, their share of memory, their loading.
+#include <algorithm>
+
+#include "base/units.h"
+#include "engine/runtime.h"
+
+namespace ganglion::engine {
+
+using base::Code;
+using base::Status;
+using format::TensorInfo;
+using model::BundleRef;
+using model::LayerWeights;
+using neuron_store::BlockId;
+
+// Fills exact_only_, frequencies_, neuron_sets_ and orders_. Errors: kModelFile for an order that is none.
+Status Runtime::read_neurons() {
+  exact_only_.assign(dense_blocks_, 0);
+  orders_.resize(weights_.layers.size());
+  std::vector<size_t> set_sizes;
+  std::vector<uint64_t> set_bundle_bytes;
+  for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    const BundleRef& b = w.bundle;
+    if (!b.present()) continue;
+    for (const model::MatrixRef* matrix : {&b.rows, &w.down, &w.expert_down}) {
+      // The down matrix of a shared expert is used by all passes.
+      if (!matrix->present() || (matrix == &w.down && config_.layers[layer].moe)) continue;
+      for (uint32_t slice = 0; slice < matrix->slices; ++slice) {
+        const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], slice);
+        std::fill(exact_only_.begin() + range.begin, exact_only_.begin() + range.end, uint8_t{1});
+      }
+    }
+    const size_t count = size_t{b.rows.slices} * b.rows.rows;
+    const TensorInfo& frequency = file_->tensors()[b.frequency_tensor];
+    const size_t before = frequencies_.size();
+    frequencies_.resize(before + count);
+    GANGLION_RETURN_IF_ERROR(
+        store_->file(frequency.shard)
+            .read_exact(frequency.offset,
+                        {reinterpret_cast<uint8_t*>(&frequencies_[before]), count * sizeof(float)}));
+    const TensorInfo& order = file_->tensors()[b.order_tensor];
+    std::vector<int32_t> numbers(count);
+    GANGLION_RETURN_IF_ERROR(
+        store_->file(order.shard)
+            .read_exact(order.offset, {reinterpret_cast<uint8_t*>(numbers.data()), count * sizeof(int32_t)}));
+    std::vector<bool> seen;
+    for (size_t i = 0; i < count; ++i) {
+      if (i % b.rows.rows == 0) seen.assign(b.rows.rows, false);
+      const auto number = static_cast<uint32_t>(numbers[i]);
+      if (number >= b.rows.rows || seen[number]) {
+        return Status(Code::kModelFile,
+                      base::format("tensor '%s' names neuron %d, which is none of %u or named twice",
+                                   order.name.c_str(), numbers[i], b.rows.rows));
+      }
+      seen[number] = true;
+      orders_[layer].push_back(static_cast<uint16_t>(number));
+      float& f = frequencies_[before + i];
+      if (!(f >= 0 && f <= 1) || (i % b.rows.rows != 0 && f > frequencies_[before + i - 1])) {
+        return Status(Code::kModelFile,
+                      "tensor '" + frequency.name + "' does not hold descending frequencies");
+      }
+    }
+    for (uint32_t e = 0; e < b.rows.slices; ++e) {
+      set_sizes.push_back(b.rows.rows);
+      set_bundle_bytes.push_back(b.bytes);
+    }
+  }
+  size_t at = 0;
+  for (size_t set = 0; set < set_sizes.size(); at += set_sizes[set++]) {
+    neuron_sets_.push_back(
+        {set_bundle_bytes[set], std::span<const float>(frequencies_).subspan(at, set_sizes[set])});
+  }
+  if (neuron_sets_.empty())
+    return Status(Code::kModelFile, "a pack without a packed layer (ganglion.pack.stride)");
+  for (const auto& order : orders_) order_data_.push_back(order.empty() ? nullptr : order.data());
+  return base::ok_status();
+}
+
+std::vector<neuron_stream::BundleLayer> Runtime::bundle_layers() const {
+  std::vector<neuron_stream::BundleLayer> layers;
+  for (const LayerWeights& w : weights_.layers) {
+    const BundleRef& b = w.bundle;
+    if (!b.present()) {
+      layers.push_back({});
+      continue;
+    }
+    const TensorInfo& tensor = file_->tensors()[b.tensor];
+    layers.push_back({tensor.shard, tensor.offset, b.stride, b.bytes, b.rows.rows, b.rows.slices});
+  }
+  return layers;
+}
+
+// Dense blocks in the order in which a pass uses them: as they are numbered, but packed experts one by one.
+std::vector<BlockId> Runtime::pass_order() const {
+  std::vector<BlockId> order;
+  std::vector<bool> placed(dense_blocks_, false);
+  std::vector<const LayerWeights*> owner(store_index_.size(), nullptr);
+  for (const LayerWeights& w : weights_.layers) {
+    if (w.bundle.present() && w.expert_down.present()) owner[store_index_[w.bundle.rows.index]] = &w;
+  }
+  for (BlockId id = 0; id < dense_blocks_; ++id) {
+    if (placed[id]) continue;
+    const LayerWeights* w = owner[store_->block(id).matrix];
+    if (w == nullptr) {
+      order.push_back(id);
+      continue;
+    }
+    for (uint32_t e = 0; e < w->expert_down.slices; ++e) {
+      for (const model::MatrixRef* matrix : {&w->bundle.rows, &w->expert_down}) {
+        const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], e);
+        for (BlockId block = range.begin; block < range.end; ++block) {
+          order.push_back(block);
+          placed[block] = true;
+        }
+      }
+    }
+  }
+  return order;
+}
+
+// Whether all rows of a block of bundles are in memory for good.
+bool Runtime::covered_by_prefix(BlockId id) const {
+  if (!packed() || exact_only_[id] == 0) return false;
+  const neuron_store::Block block = store_->block(id);
+  size_t set = 0;
+  for (const LayerWeights& w : weights_.layers) {
+    if (!w.bundle.present()) continue;
+    if (store_index_[w.bundle.rows.index] == block.matrix) {
+      return block.row_begin + block.row_count <= plan_.neuron_prefix[set + block.slice];
+    }
+    set += w.bundle.rows.slices;
+  }
+  return false;
+}
+
+Status Runtime::load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+  GANGLION_ASSIGN_OR_RETURN(
+      bundles_, neuron_stream::BundleStream::create(*store_, *queue_, *arena_, bundle_layers(), frequencies_,
+                                                    {.prefix = plan_.neuron_prefix,
+                                                     .warm = plan_.neuron_warm,
+                                                     .cache_bytes = plan_.neuron_cache_bytes,
+                                                     .staging_bytes = plan_.neuron_staging_bytes}));
+  GANGLION_RETURN_IF_ERROR(bundles_->load(progress, context));
+  forward_context_.bundles = bundles_.get();
+  forward_context_.orders = order_data_;
+  return base::ok_status();
+}
+
+}  // namespace ganglion::engine

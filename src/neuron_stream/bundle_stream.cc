@@ -1,0 +1,344 @@
+#include "neuron_stream/bundle_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/units.h"
+#include "platform/clock.h"
+
+namespace ganglion::neuron_stream {
+
+using async_io::Priority;
+using async_io::ReadOp;
+using base::Code;
+using base::Result;
+using base::Status;
+using neuron_cache::BundleCache;
+using neuron_cache::Region;
+
+namespace {
+// Bundles with a gap of at most this are read at once: it costs less than another request (8 KiB and 16 KiB
+// reads cost the same on a device that is bound by requests).
+constexpr uint64_t kMergeGap = 8 * base::kKiB;
+constexpr uint64_t kLongestRun = 64 * base::kKiB;
+constexpr size_t kLoadBytes = 512 * base::kKiB;
+// Look-ahead only fills what the device would leave idle.
+constexpr size_t kBusyReads = 48;
+}  // namespace
+
+size_t BundleStream::prefix_bytes(std::span<const BundleLayer> layers, std::span<const uint32_t> prefix) {
+  size_t bytes = 0;
+  size_t set = 0;
+  for (const BundleLayer& layer : layers) {
+    for (uint32_t e = 0; e < layer.experts; ++e, ++set)
+      bytes += base::round_up(uint64_t{prefix[set]} * layer.bytes, 64);
+  }
+  return bytes;
+}
+
+size_t BundleStream::slot_bytes(std::span<const BundleLayer> layers) {
+  size_t bytes = 64;
+  for (const BundleLayer& layer : layers) bytes = std::max<size_t>(bytes, base::round_up(layer.bytes, 64));
+  return bytes;
+}
+
+BundleStream::BundleStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue,
+                           std::vector<BundleLayer> layers, std::span<const float> frequency, BundlePlan plan)
+    : store_(store), queue_(queue), layers_(std::move(layers)), plan_(std::move(plan)) {
+  uint32_t neurons = 0;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    first_set_.push_back(static_cast<uint32_t>(layer_of_.size()));
+    for (uint32_t e = 0; e < layers_[layer].experts; ++e) {
+      layer_of_.push_back(static_cast<uint32_t>(layer));
+      first_neuron_.push_back(neurons);
+      neurons += layers_[layer].neurons;
+    }
+  }
+  GANGLION_CHECK(neurons == frequency.size());
+  cache_ = std::make_unique<BundleCache>(frequency, slot_bytes(layers_));
+  runs_.resize(2 * kRunsPerHalf);
+  for (Run& run : runs_) run.stream = this;
+  batch_.reserve(kRunsPerHalf * 2);
+}
+
+BundleStream::~BundleStream() {
+  while (queue_.in_flight() > 0) queue_.poll(true);
+}
+
+Result<std::unique_ptr<BundleStream>> BundleStream::create(
+    const neuron_store::WeightStore& store, async_io::ReadQueue& queue, neuron_cache::Arena& arena,
+    std::vector<BundleLayer> layers, std::span<const float> frequency, BundlePlan plan) {
+  std::unique_ptr<BundleStream> stream(
+      new BundleStream(store, queue, std::move(layers), frequency, std::move(plan)));
+  GANGLION_RETURN_IF_ERROR(stream->reserve(arena));
+  return stream;
+}
+
+Status BundleStream::reserve(neuron_cache::Arena& arena) {
+  const size_t prefix = prefix_bytes(layers_, plan_.prefix);
+  GANGLION_ASSIGN_OR_RETURN(prefix_region_, Region::reserve(arena, prefix, "resident neurons"));
+  GANGLION_RETURN_IF_ERROR(prefix_region_.resize(prefix));
+  size_t at = 0;
+  for (size_t set = 0; set < layer_of_.size(); ++set) {
+    prefix_data_.push_back(prefix_region_.data() + at);
+    at += base::round_up(uint64_t{plan_.prefix[set]} * layers_[layer_of_[set]].bytes, 64);
+  }
+  // The cache may take what others give back later.
+  Result<Region> cache = Region::reserve(arena, arena.budget_bytes(), "the neuron cache");
+  if (!cache.ok()) cache = Region::reserve(arena, plan_.cache_bytes, "the neuron cache");
+  if (!cache.ok()) return cache.status();
+  cache_region_ = cache.take();
+  GANGLION_RETURN_IF_ERROR(resize_cache(plan_.cache_bytes));
+  GANGLION_ASSIGN_OR_RETURN(staging_region_, Region::reserve(arena, plan_.staging_bytes, "staged neurons"));
+  GANGLION_RETURN_IF_ERROR(staging_region_.resize(plan_.staging_bytes));
+  const size_t half = base::round_down(plan_.staging_bytes / 2, async_io::kIoAlignment);
+  halves_[0].memory = staging_region_.bytes().first(half);
+  halves_[1].memory = staging_region_.bytes().subspan(half, half);
+  for (Half& h : halves_) h.staged.reserve(half / slot_bytes(layers_) + kRunsPerHalf);
+  return base::ok_status();
+}
+
+Status BundleStream::resize_cache(size_t bytes) {
+  if (bytes < cache_region_.size()) {
+    restart();
+    cache_->set_memory(cache_region_.bytes().first(bytes));
+  }
+  GANGLION_RETURN_IF_ERROR(cache_region_.resize(bytes));
+  cache_->set_memory(cache_region_.bytes().first(std::min(bytes, cache_region_.size())));
+  plan_.cache_bytes = bytes;
+  return base::ok_status();
+}
+
+uint64_t BundleStream::load_bytes() const {
+  uint64_t bytes = 0;
+  for (size_t set = 0; set < layer_of_.size(); ++set)
+    bytes += uint64_t{std::max(plan_.warm[set], plan_.prefix[set])} * layers_[layer_of_[set]].stride;
+  return bytes;
+}
+
+Status BundleStream::load(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+  const uint64_t total = load_bytes();
+  uint64_t done = 0;
+  for (uint32_t set = 0; set < layer_of_.size(); ++set) {
+    const uint32_t stride = layers_[layer_of_[set]].stride;
+    const uint32_t end = std::max(plan_.warm[set], plan_.prefix[set]);
+    // As many rows as staging holds in reads of half a mebibyte.
+    const auto step = static_cast<uint32_t>(std::max<size_t>(1, (staging_region_.size() / 2) / stride));
+    for (uint32_t begin = 0; begin < end; begin += step) {
+      if (progress != nullptr && !progress(context, done, total))
+        return Status(Code::kCancelled, "interrupted");
+      const uint32_t last = std::min(end, begin + step);
+      GANGLION_RETURN_IF_ERROR(load_range(set, begin, last));
+      done += uint64_t{last - begin} * stride;
+    }
+  }
+  return base::ok_status();
+}
+
+// Reads bundles [begin, end) of a set side by side into staging, and copies each to where it belongs.
+Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end) {
+  const BundleLayer& layer = layers_[layer_of_[set]];
+  const auto rows_per_read = static_cast<uint32_t>(std::max<size_t>(1, kLoadBytes / layer.stride));
+  const uint64_t set_offset =
+      layer.offset + uint64_t{set - first_set_[layer_of_[set]]} * layer.neurons * layer.stride;
+  uint32_t next = begin;
+  while (next < end) {
+    size_t used = 0;
+    uint32_t count = 0;
+    const uint32_t first = next;
+    while (next < end && count < kRunsPerHalf) {
+      const uint32_t rows = std::min(rows_per_read, end - next);
+      ReadOp& op = runs_[count].op;
+      op = {};
+      op.file = &store_.file(layer.shard);
+      op.offset = set_offset + uint64_t{next} * layer.stride;
+      op.needed = uint64_t{rows - 1} * layer.stride + layer.bytes;
+      const uint64_t widened = async_io::widened_bytes(op.offset, op.needed);
+      if (used + widened > staging_region_.size()) break;
+      op.memory = staging_region_.data() + used;
+      op.label = "bundles";
+      op.context = &runs_[count];
+      op.done = [](ReadOp*) {};
+      used += widened;
+      ReadOp* submitted = &op;
+      queue_.submit({&submitted, 1});
+      next += rows;
+      ++count;
+    }
+    GANGLION_CHECK(count > 0);
+    while (queue_.in_flight() > 0) queue_.poll(true);
+    uint32_t row = first;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (!runs_[i].op.status.ok()) return runs_[i].op.status;
+      const uint8_t* from = async_io::wanted(runs_[i].op);
+      const uint32_t last = std::min(row + rows_per_read, end);
+      for (; row < last; ++row, from += layer.stride) {
+        uint8_t* to = prefix_data_[set] + uint64_t{row} * layer.bytes;
+        if (row >= plan_.prefix[set]) {
+          cache_->set_mark(first_neuron_[set] + row, 0);
+          to = cache_->admit(first_neuron_[set] + row);
+        }
+        if (to != nullptr) std::memcpy(to, from, layer.bytes);
+      }
+    }
+  }
+  return base::ok_status();
+}
+
+void BundleStream::begin_layer(size_t layer) {
+  if (halves_[present_].layer == layer) recycle(halves_[present_]);  // A model of one packed layer.
+  present_ ^= 1;
+  Half& half = halves_[present_];
+  if (half.layer != layer) recycle(half);
+  half.layer = layer;
+}
+
+const uint8_t* BundleStream::find(uint32_t set, uint32_t neuron) const {
+  if (neuron < plan_.prefix[set]) return prefix_data_[set] + uint64_t{neuron} * layers_[layer_of_[set]].bytes;
+  const uint32_t place = cache_->place(first_neuron_[set] + neuron);
+  if (place == BundleCache::kNowhere) return nullptr;
+  if (place < BundleCache::kFirstMark) return cache_->data(place);
+  const Half& half = halves_[present_];
+  const Staged& staged = half.staged[place - BundleCache::kFirstMark];
+  const Run& run = run_of(half, staged.run);
+  return run.complete && run.op.status.ok() ? async_io::wanted(run.op) + staged.at : nullptr;
+}
+
+void BundleStream::touch(uint32_t set, uint32_t neuron) {
+  cache_->touch(first_neuron_[set] + neuron);
+}
+
+size_t BundleStream::request(uint32_t set, std::span<const uint32_t> neurons) {
+  return prepare(halves_[present_], set, neurons, Priority::kNormal);
+}
+
+size_t BundleStream::request_ahead(uint32_t set, std::span<const uint32_t> neurons) {
+  Half& half = halves_[present_ ^ 1];
+  const size_t layer = layer_of_[set];
+  if (half.layer != layer) {
+    recycle(half);
+    half.layer = layer;
+  }
+  if (queue_.in_flight() >= kBusyReads) return 0;
+  const size_t before = half.staged.size();
+  const size_t taken = prepare(half, set, neurons, Priority::kLookAhead);
+  stats_.ahead_reads += half.staged.size() - before;
+  return taken;
+}
+
+size_t BundleStream::prepare(Half& half, uint32_t set, std::span<const uint32_t> neurons, Priority priority) {
+  const BundleLayer& layer = layers_[layer_of_[set]];
+  const uint64_t set_offset =
+      layer.offset + uint64_t{set - first_set_[layer_of_[set]]} * layer.neurons * layer.stride;
+  size_t i = 0;
+  while (i < neurons.size()) {
+    if (cache_->place(first_neuron_[set] + neurons[i]) != BundleCache::kNowhere) {
+      ++i;
+      continue;
+    }
+    // A run: neighbours with small gaps.
+    size_t end = i + 1;
+    const uint64_t begin_offset = set_offset + uint64_t{neurons[i]} * layer.stride;
+    uint64_t end_offset = begin_offset + layer.bytes;
+    while (end < neurons.size()) {
+      const uint64_t offset = set_offset + uint64_t{neurons[end]} * layer.stride;
+      if (offset > end_offset + kMergeGap || offset + layer.bytes - begin_offset > kLongestRun ||
+          cache_->place(first_neuron_[set] + neurons[end]) != BundleCache::kNowhere) {
+        break;
+      }
+      end_offset = offset + layer.bytes;
+      ++end;
+    }
+    const uint64_t widened = async_io::widened_bytes(begin_offset, end_offset - begin_offset);
+    if (half.runs == kRunsPerHalf || half.used + widened > half.memory.size()) break;
+    Run& run = run_of(half, half.runs);
+    run.complete = false;
+    run.op = {};
+    run.op.file = &store_.file(layer.shard);
+    run.op.offset = begin_offset;
+    run.op.needed = end_offset - begin_offset;
+    run.op.memory = half.memory.data() + half.used;
+    run.op.priority = priority;
+    run.op.label = "bundles";
+    run.op.context = &run;
+    run.op.done = read_done;
+    half.used += widened;
+    for (; i < end; ++i) {
+      cache_->set_mark(first_neuron_[set] + neurons[i], static_cast<uint32_t>(half.staged.size()));
+      half.staged.push_back(
+          {first_neuron_[set] + neurons[i], half.runs,
+           static_cast<uint32_t>(set_offset + uint64_t{neurons[i]} * layer.stride - begin_offset)});
+    }
+    ++half.runs;
+  }
+  return i;
+}
+
+void BundleStream::submit() {
+  batch_.clear();
+  for (Half& half : halves_) {
+    for (; half.submitted < half.runs; ++half.submitted) batch_.push_back(&run_of(half, half.submitted).op);
+  }
+  stats_.requests += batch_.size();
+  if (!batch_.empty()) queue_.submit(batch_);
+}
+
+void BundleStream::read_done(ReadOp* op) {
+  Run& run = *static_cast<Run*>(op->context);
+  run.complete = true;
+  BundleStream& stream = *run.stream;
+  Half& half = stream.halves_[static_cast<size_t>(&run - stream.runs_.data()) / kRunsPerHalf];
+  ++half.complete;
+  if (!op->status.ok() && stream.error_.ok()) stream.error_ = op->status;
+}
+
+// Lets go of a half: what is still being read is waited for, what is warm enough goes into the cache.
+void BundleStream::recycle(Half& half) {
+  GANGLION_CHECK(half.submitted == half.runs);
+  while (half.complete < half.runs) queue_.poll(true);
+  for (const Staged& staged : half.staged) {
+    const Run& run = run_of(half, staged.run);
+    uint8_t* to = nullptr;
+    if (run.op.status.ok()) {
+      to = cache_->admit(staged.neuron);
+    } else {
+      cache_->clear_mark(staged.neuron);
+    }
+    if (to == nullptr) continue;
+    const auto set = std::upper_bound(first_neuron_.begin(), first_neuron_.end(), staged.neuron) - 1;
+    const size_t index = static_cast<size_t>(set - first_neuron_.begin());
+    std::memcpy(to, async_io::wanted(run.op) + staged.at, layers_[layer_of_[index]].bytes);
+  }
+  half.staged.clear();
+  half.used = 0;
+  half.runs = half.submitted = half.complete = 0;
+  half.layer = SIZE_MAX;
+}
+
+Status BundleStream::recycle_present() {
+  Half& half = halves_[present_];
+  const size_t layer = half.layer;
+  recycle(half);
+  half.layer = layer;
+  return std::exchange(error_, base::ok_status());
+}
+
+Status BundleStream::poll(bool wait) {
+  if (wait && queue_.in_flight() > 0) {
+    const int64_t start = platform::now_ns();
+    queue_.poll(true);
+    stats_.wait_ns += platform::now_ns() - start;
+  } else {
+    queue_.poll(false);
+  }
+  return std::exchange(error_, base::ok_status());
+}
+
+void BundleStream::restart() {
+  submit();
+  for (Half& half : halves_) recycle(half);
+  error_ = base::ok_status();
+}
+
+}  // namespace ganglion::neuron_stream

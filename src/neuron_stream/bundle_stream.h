@@ -1,0 +1,172 @@
+// The bundles of a pack in memory and on their way. Three places where a bundle can be:
+//   prefix   the most frequent neurons of each expert, chosen by the plan: one array, loaded at start
+//   cache    single neurons, kept by decayed use counts (neuron_cache::BundleCache)
+//   staging  where reads land, widened and aligned; computed on there. Two halves: the present layer's, and
+//   the
+//            next one's, which look-ahead fills meanwhile
+//
+//   A layer of a sparse pass:  begin_layer -> find, request, submit (any thread), poll or wait, find ... ->
+//   begin_layer of the next. What the half now taken over still holds is admitted to the cache or forgotten.
+//
+// Owned by the engine's thread; find() may run on several threads while no other call does.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "async_io/read_queue.h"
+#include "base/status.h"
+#include "neuron_cache/arena.h"
+#include "neuron_cache/bundle_cache.h"
+#include "neuron_store/weight_store.h"
+
+namespace ganglion::neuron_stream {
+
+/// The bundles of a layer on storage, [experts][neurons]. `set` below counts (layer, expert) over all layers.
+struct BundleLayer {
+  uint32_t shard = 0;
+  uint64_t offset = 0;
+  uint32_t stride = 0;  ///< 0: the layer is not packed (and has no sets).
+  uint32_t bytes = 0;   ///< Without padding.
+  uint32_t neurons = 0;
+  uint32_t experts = 0;
+};
+
+struct BundlePlan {
+  std::vector<uint32_t> prefix;  ///< By set: neurons [0, prefix) stay in memory;
+  std::vector<uint32_t> warm;    ///< neurons [prefix, warm) are in the cache at start.
+  size_t cache_bytes = 0;
+  size_t staging_bytes = 0;  ///< Both halves.
+};
+
+struct BundleStats {
+  uint64_t prefix_uses = 0;
+  uint64_t cache_uses = 0;
+  uint64_t misses = 0;       ///< Bundles wanted that were read while they were waited for.
+  uint64_t ahead_reads = 0;  ///< Bundles read by look-ahead...
+  uint64_t ahead_used = 0;   ///< ...and then wanted.
+  uint64_t requests = 0;     ///< Reads issued, neighbours being merged.
+  int64_t wait_ns = 0;
+};
+
+class BundleStream {
+ public:
+  /// `frequency`: of all neurons, set by set. `store` and `queue` must outlive it. Errors: kResources.
+  static base::Result<std::unique_ptr<BundleStream>> create(
+      const neuron_store::WeightStore& store, async_io::ReadQueue& queue, neuron_cache::Arena& arena,
+      std::vector<BundleLayer> layers, std::span<const float> frequency, BundlePlan plan);
+  ~BundleStream();
+  BundleStream(const BundleStream&) = delete;
+  BundleStream& operator=(const BundleStream&) = delete;
+
+  /// Bytes that a prefix takes, as create() lays it out.
+  static size_t prefix_bytes(std::span<const BundleLayer> layers, std::span<const uint32_t> prefix);
+  /// Of a cache slot: the largest bundle.
+  static size_t slot_bytes(std::span<const BundleLayer> layers);
+
+  /// Reads prefixes and warm neurons, in large sequential reads. Progress as NeuronStream::load_resident.
+  base::Status load(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context);
+  uint64_t load_bytes() const;
+
+  struct Prefix {
+    const uint8_t* data;
+    uint32_t rows;
+    uint32_t stride;
+  };
+  Prefix prefix(uint32_t set) const {
+    return {prefix_data_[set], plan_.prefix[set], layers_[layer_of_[set]].bytes};
+  }
+  uint32_t set_of(size_t layer, size_t expert) const {
+    return first_set_[layer] + static_cast<uint32_t>(expert);
+  }
+
+  /// The sparse FFN of a layer begins: the other half of staging is now the present one.
+  void begin_layer(size_t layer);
+  /// The bundle, if it is in memory.
+  const uint8_t* find(uint32_t set, uint32_t neuron) const;
+  /// Counts a use for the cache's warmth.
+  void touch(uint32_t set, uint32_t neuron);
+  /// Prepares reads for absent bundles of the present layer, ascending within `set`; takes as many as staging
+  /// holds and returns how many. They start with submit(). Those already on their way count as taken.
+  size_t request(uint32_t set, std::span<const uint32_t> neurons);
+  /// The same for the next layer's half, at lower priority, and only while the device has little to do.
+  size_t request_ahead(uint32_t set, std::span<const uint32_t> neurons);
+  /// May be called from any thread while no other call runs.
+  void submit();
+  /// Empties the present half for more requests. Requires: nothing that it holds is used any more.
+  base::Status recycle_present();
+  /// Runs completions; with `wait`, sleeps for one if reads are under way. Errors: those of reads.
+  base::Status poll(bool wait);
+  void tick() { cache_->tick(); }
+  /// The pass was given up: everything on its way is read out and forgotten.
+  void restart();
+
+  /// Gives the cache more or less memory. Errors: kResources.
+  base::Status resize_cache(size_t bytes);
+  const BundleStats& stats() const { return stats_; }
+  void count_uses(uint64_t prefix_uses, uint64_t cache_uses, uint64_t misses) {
+    stats_.prefix_uses += prefix_uses;
+    stats_.cache_uses += cache_uses;
+    stats_.misses += misses;
+  }
+
+ private:
+  // One read of neighbouring bundles.
+  struct Run {
+    async_io::ReadOp op;
+    BundleStream* stream = nullptr;
+    bool complete = false;
+  };
+  struct Staged {
+    uint32_t neuron;  // counted over all sets
+    uint32_t run;
+    uint32_t at;  // in the run, from the first byte wanted
+  };
+  struct Half {
+    std::span<uint8_t> memory;
+    size_t used = 0;
+    uint32_t runs = 0;  // of its share of runs_, and how many are prepared, submitted, complete
+    uint32_t submitted = 0;
+    uint32_t complete = 0;
+    std::vector<Staged> staged;
+    size_t layer = SIZE_MAX;
+  };
+
+  BundleStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue,
+               std::vector<BundleLayer> layers, std::span<const float> frequency, BundlePlan plan);
+  base::Status reserve(neuron_cache::Arena& arena);
+  size_t prepare(Half& half, uint32_t set, std::span<const uint32_t> neurons, async_io::Priority priority);
+  base::Status load_range(uint32_t set, uint32_t begin, uint32_t end);
+  void recycle(Half& half);
+  Run& run_of(const Half& half, uint32_t index) {
+    return runs_[static_cast<size_t>(&half - halves_) * kRunsPerHalf + index];
+  }
+  const Run& run_of(const Half& half, uint32_t index) const {
+    return runs_[static_cast<size_t>(&half - halves_) * kRunsPerHalf + index];
+  }
+  static void read_done(async_io::ReadOp* op);
+
+  static constexpr size_t kRunsPerHalf = 1024;
+  const neuron_store::WeightStore& store_;
+  async_io::ReadQueue& queue_;
+  std::vector<BundleLayer> layers_;
+  BundlePlan plan_;
+  std::vector<uint32_t> first_set_;     // by layer
+  std::vector<uint32_t> layer_of_;      // by set
+  std::vector<uint32_t> first_neuron_;  // by set
+  std::vector<uint8_t*> prefix_data_;   // by set
+  neuron_cache::Region prefix_region_;
+  neuron_cache::Region cache_region_;
+  neuron_cache::Region staging_region_;
+  std::unique_ptr<neuron_cache::BundleCache> cache_;
+  std::vector<Run> runs_;
+  Half halves_[2];
+  size_t present_ = 0;
+  std::vector<async_io::ReadOp*> batch_;
+  base::Status error_;
+  BundleStats stats_;
+};
+
+}  // namespace ganglion::neuron_stream
