@@ -93,6 +93,8 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
     // h += ffn(norm(h))
     normalise(vector(w.ffn_norm), rows.size(),
               forms_of({&w.gate, &w.up, &w.gate_up, &w.router, &w.expert_gate, &w.expert_up}));
+    for (size_t i = 0; i < rows.size(); ++i)
+      sink->ffn_input(layer, i, {buffers_->normed.floats(i), config.dim});
     if (moe) {
       if (!config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
       GANGLION_RETURN_IF_ERROR(expert_ffn(rows.size(), layer));

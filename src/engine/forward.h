@@ -37,6 +37,8 @@ class PassSink {
   virtual void logits(size_t row, std::span<const float> logits) = 0;
   /// The last row's input of each layer, then its output of the final norm [D] (where logits are wanted).
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
+  /// The normalised input [D] of a layer's FFN for row `row`, valid during the call.
+  virtual void ffn_input(size_t /*layer*/, size_t /*row*/, std::span<const float> /*x*/) {}
 };
 
 /// Everything that a pass computes with; owned by the runtime.
