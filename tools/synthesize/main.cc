@@ -86,7 +86,11 @@ int run(int argc, char** argv) {
   CLI::App app("Writes a bench model with random weights or planted sparsity.", "synthesize");
   CommandLine line;
   add_options(app, &line);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   const Request& request = line.request;
   if (line.measure.path.empty()) {
     if (request.output.empty())
