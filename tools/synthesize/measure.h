@@ -25,6 +25,7 @@ struct Measured {
   double active = 0;
   /// Shares of the activations of the second half of the tokens that fall to the neurons which the gates'
   /// mean over deviation on the first half ranks highest: no neuron is ranked by what it is counted on.
+  /// Ranks from few tokens are rough: 64 give shares about two percentage points too low, 256 one half.
   double top_30_share = 0;
   double top_50_share = 0;
   /// Of FFN inputs of one token in adjacent layers.

@@ -68,7 +68,7 @@ class SynthesizeTest : public ::testing::Test {
     const double active = request.active_share();
     EXPECT_NEAR(m.active, active, 0.08 * active);
     for (const double layer : m.active_by_layer) EXPECT_NEAR(layer, active, 0.2 * active);
-    EXPECT_NEAR(m.top_30_share, 0.79, 0.025);
+    EXPECT_NEAR(m.top_30_share, 0.80, 0.025);
     EXPECT_NEAR(m.top_50_share, 0.93, 0.02);
     EXPECT_NEAR(m.low_rank_share, 0.915, 0.02);
     EXPECT_GT(m.cosine_mean, 0.96);
