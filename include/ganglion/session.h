@@ -19,6 +19,9 @@ class LogitSink {
   /// For finding where a layer goes wrong: the last token's input of each layer [D], then the final norm's
   /// output.
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
+  /// For statistics of activations: what the FFN of `layer` reads [D] for the token at `position`; valid
+  /// during the call.
+  virtual void ffn_input(size_t /*layer*/, size_t /*position*/, std::span<const float> /*x*/) {}
 };
 
 /// What tokens are to a sequence. Packs evaluate prompts with all neurons and what is generated with those

@@ -27,6 +27,9 @@ class SessionSink final : public engine::PassSink {
   void hidden(size_t layer, std::span<const float> hidden) override {
     if (caller_ != nullptr) caller_->hidden(layer, hidden);
   }
+  void ffn_input(size_t layer, size_t row, std::span<const float> x) override {
+    if (caller_ != nullptr) caller_->ffn_input(layer, rows_[row].position, x);
+  }
 
  private:
   std::span<const Row> rows_;

@@ -95,9 +95,10 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
     // h += ffn(norm(h))
     normalise(vector(w.ffn_norm), rows.size(), ffn_forms(w));
     if (moe && !config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
-    sink->ffn_input(layer, rows.size(), config.dim, buffers_->normed.floats(0),
-                    buffers_->normed.float_stride(),
-                    {buffers_->routed, moe ? rows.size() * config.moe.used_count : 0});
+    for (size_t i = 0; i < rows.size(); ++i) {
+      sink->ffn_input(layer, i, {buffers_->normed.floats(i), config.dim});
+      if (moe) sink->routed(layer, i, {buffers_->routed + i * config.moe.used_count, config.moe.used_count});
+    }
     if (w.bundle.present() && !exact_) {
       GANGLION_RETURN_IF_ERROR(sparse_ffn(rows.size(), layer));
     } else if (moe) {

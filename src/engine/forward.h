@@ -37,9 +37,10 @@ class PassSink {
   virtual void logits(size_t row, std::span<const float> logits) = 0;
   /// The last row's input of each layer, then its output of the final norm [D] (where logits are wanted).
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
-  /// What a layer's FFN is given: `rows` rows of `dim` floats, and in an MoE layer their routing, row by row.
-  virtual void ffn_input(size_t /*layer*/, size_t /*rows*/, size_t /*dim*/, const float* /*inputs*/,
-                         size_t /*stride*/, std::span<const model::Routed> /*routed*/) {}
+  /// The normalised input [D] of a layer's FFN for row `row`, valid during the call.
+  virtual void ffn_input(size_t /*layer*/, size_t /*row*/, std::span<const float> /*x*/) {}
+  /// The experts of row `row` in an MoE layer.
+  virtual void routed(size_t /*layer*/, size_t /*row*/, std::span<const model::Routed> /*routed*/) {}
 };
 
 /// How rows are evaluated. Sparse passes take a pack's predicted neurons alone; elsewhere all passes are
