@@ -61,6 +61,7 @@ Status ForwardPass::run(std::span<const Row> rows, bool next_output, const std::
   bool wants_output = false;
   for (const Row& row : rows) wants_output = wants_output || row.wants_logits;
   context_.stream->begin_pass(wants_output, next_output);
+  if (routing_sink_ != nullptr) routing_sink_->begin_pass(rows.front().position);
 
   GANGLION_RETURN_IF_ERROR(embed(rows));
   for_rows(rows.size(), [&](size_t i) {
