@@ -134,7 +134,9 @@ Status ForwardPass::embed(std::span<const Row> rows) {
     async_io::ReadOp* submitted = &op;
     context_.queue->submit({&submitted, 1});
   }
+  const int64_t wait_start_ns = platform::now_ns();
   while (left > 0) context_.queue->poll(true);
+  context_.stream->add_wait_ns(platform::now_ns() - wait_start_ns);
   for (size_t i = 0; i < rows.size(); ++i) {
     GANGLION_RETURN_IF_ERROR(row_reads_[i].status);
   }

@@ -53,7 +53,7 @@ struct StreamStats {
   uint64_t ahead_reads = 0;   ///< Expert blocks read before they were known to be needed...
   uint64_t ahead_used = 0;    ///< ...and then needed...
   uint64_t ahead_wasted = 0;  ///< ...or evicted unused, counted when they are read again.
-  int64_t wait_ns = 0;        ///< Time in wait().
+  int64_t wait_ns = 0;        ///< Time in wait() and of add_wait_ns().
 };
 
 class NeuronStream {
@@ -115,6 +115,8 @@ class NeuronStream {
   /// A token is done: older uses fade.
   void tick();
 
+  /// Counts a wait of the pass for a read of its own.
+  void add_wait_ns(int64_t ns) { stats_.wait_ns += ns; }
   StreamStats stats() const;
 
  private:
