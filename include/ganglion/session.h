@@ -28,6 +28,17 @@ class LogitSink {
 /// that are predicted to be active; other models make no difference.
 enum class Phase { kPrompt, kGeneration };
 
+/// Learns where a mixture of experts sends its tokens, on the thread that evaluates, between products: must
+/// be quick and must not call the engine.
+class RoutingSink {
+ public:
+  virtual ~RoutingSink() = default;
+  /// A pass over the model begins; row 0 of it is at `first_position` of its sequence.
+  virtual void begin_pass(size_t first_position) = 0;
+  /// Row `row` of the pass goes to `experts` in `layer`, ascending; valid during the call.
+  virtual void routed(size_t row, size_t layer, std::span<const uint32_t> experts) = 0;
+};
+
 /// Made by Engine::new_session, must not outlive its engine. Not thread-safe, but sessions of one engine may
 /// be used on several threads. After an error other than kInvalidArgument, kContextOverflow and kCancelled a
 /// session is poisoned: everything fails with kPoisoned until reset().

@@ -63,6 +63,7 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
   bool wants_output = false;
   for (const Row& row : rows) wants_output = wants_output || row.wants_logits;
   context_.stream->begin_pass({wants_output, exact_}, {mode.next_output, mode.next_exact});
+  if (routing_sink_ != nullptr) routing_sink_->begin_pass(rows.front().position);
 
   GANGLION_RETURN_IF_ERROR(embed(rows));
   for_rows(rows.size(), [&](size_t i) {
@@ -143,7 +144,9 @@ Status ForwardPass::embed(std::span<const Row> rows) {
     async_io::ReadOp* submitted = &op;
     context_.queue->submit({&submitted, 1});
   }
+  const int64_t wait_start_ns = platform::now_ns();
   while (left > 0) context_.queue->poll(true);
+  context_.stream->add_wait_ns(platform::now_ns() - wait_start_ns);
   for (size_t i = 0; i < rows.size(); ++i) {
     GANGLION_RETURN_IF_ERROR(row_reads_[i].status);
   }

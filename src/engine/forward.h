@@ -11,6 +11,7 @@
 #include "engine/multiply.h"
 #include "engine/scratch.h"
 #include "engine/trial.h"
+#include "ganglion/session.h"
 #include "kernels/kernel_table.h"
 #include "model/attention.h"
 #include "model/kv_cache.h"
@@ -88,6 +89,8 @@ class ForwardPass {
   ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch);
   /// Whether reading the next layer's likely experts ahead was found to pay when last tried.
   bool look_ahead_pays() const { return look_ahead_.pays(); }
+  /// Null: nobody.
+  void set_routing_sink(RoutingSink* sink);
   ~ForwardPass();
 
   /// Evaluates up to `chunk` rows (kSparseRows in a sparse pass) whose KV positions are prepared. Stops with
@@ -112,6 +115,7 @@ class ForwardPass {
   base::Status route(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
+  void report_routing(size_t rows, size_t layer);
   base::Status look_ahead(size_t layer);
   void skip_expert(const model::LayerWeights& weights, uint32_t expert);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
@@ -147,6 +151,8 @@ class ForwardPass {
   Trial look_ahead_;
   bool single_row_ = false;  // this pass decodes one token
   bool exact_ = true;        // this pass takes all neurons
+  RoutingSink* routing_sink_ = nullptr;
+  std::vector<uint32_t> reported_;  // [used]: experts of one row, for routing_sink_
   std::vector<Product> products_;
   std::vector<async_io::ReadOp> row_reads_;
 };
