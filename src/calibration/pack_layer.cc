@@ -170,11 +170,18 @@ class LayerWriter {
       return p.frequency[static_cast<size_t>(a)] > p.frequency[static_cast<size_t>(b)];
     });
     data->low.insert(data->low.end(), p.low.begin(), p.low.end());
-    const size_t out_bytes = layer_.rank > 0 ? base::row_bytes(TensorType::kQ8_0, layer_.rank) : 0;
+    const size_t before = data->out.size();
+    const size_t row_bytes = kernels::down_row_bytes(DownType::kQ8, layer_.neurons);
+    data->out.resize(before + layer_.rank * row_bytes);
+    std::vector<float> row(layer_.neurons);
+    for (size_t k = 0; k < layer_.rank; ++k) {
+      for (size_t i = 0; i < order.size(); ++i)
+        row[i] = p.out[k * layer_.neurons + static_cast<size_t>(order[i])];
+      kernels::quantize_down_row(DownType::kQ8, row.data(), row.size(),
+                                 data->out.data() + before + k * row_bytes);
+    }
     for (const int32_t neuron : order) {
       const auto n = static_cast<size_t>(neuron);
-      data->out.insert(data->out.end(), p.out.begin() + static_cast<ptrdiff_t>(n * out_bytes),
-                       p.out.begin() + static_cast<ptrdiff_t>((n + 1) * out_bytes));
       data->threshold.push_back(p.threshold[n]);
       data->frequency.push_back(static_cast<float>(static_cast<double>(p.frequency[n]) * share));
       data->order.push_back(neuron);
@@ -241,7 +248,7 @@ void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufW
   const uint64_t e = layer.experts;
   if (layer.rank > 0) {
     writer->add_tensor(p + "ffn_predict_low.weight", TensorType::kQ8_0, {layer.dim, layer.rank, e});
-    writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ8_0, {layer.rank, f, e});
+    writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ8_0, {f, layer.rank, e});
     writer->add_tensor(p + "ffn_predict_threshold.weight", TensorType::kF32, {f, e});
   }
   writer->add_tensor(p + "ffn_order.weight", TensorType::kI32, {f, e});

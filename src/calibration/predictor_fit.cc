@@ -90,7 +90,7 @@ class Fitter {
     result_.threshold.assign(in_.neurons, FLT_MAX);
     if (in_.rank > 0) {
       result_.low.assign(in_.rank * base::row_bytes(TensorType::kQ8_0, in_.dim), 0);
-      result_.out.assign(in_.neurons * base::row_bytes(TensorType::kQ8_0, in_.rank), 0);
+      result_.out.assign(in_.neurons * in_.rank, 0);
     }
     if (tokens_ == 0) return result_;
     if (in_.rank == 0) {
@@ -235,7 +235,8 @@ class Fitter {
     Rows low(rank, in_.dim);
     project_gate(out, &low);
     solve(moment, &low);
-    // Both factors get the square root of a component's size, so that 8 bits serve both.
+    // Both factors get the square root of a component's size, so that 8 bits serve both. (Thresholds are set
+    // on scores whose `out` is not rounded yet: 8 bits move a score by far less than rank does.)
     const size_t low_bytes = base::row_bytes(TensorType::kQ8_0, in_.dim);
     std::vector<float> balance(rank, 0);
     for (size_t k = 0; k < rank; ++k) {
@@ -244,12 +245,8 @@ class Fitter {
       for (size_t d = 0; d < in_.dim; ++d) low[k][d] *= std::sqrt(size);
       kernels::quantize_down_row(kernels::DownType::kQ8, low[k], in_.dim, result_.low.data() + k * low_bytes);
     }
-    const size_t out_bytes = base::row_bytes(TensorType::kQ8_0, rank);
-    std::vector<float> row(rank);
-    for (size_t f = 0; f < in_.neurons; ++f) {
-      for (size_t k = 0; k < rank; ++k) row[k] = out[k][f] * balance[k];
-      kernels::quantize_down_row(kernels::DownType::kQ8, row.data(), rank,
-                                 result_.out.data() + f * out_bytes);
+    for (size_t k = 0; k < rank; ++k) {
+      for (size_t f = 0; f < in_.neurons; ++f) result_.out[k * in_.neurons + f] = out[k][f] * balance[k];
     }
   }
 
@@ -372,18 +369,18 @@ class Fitter {
                         in_.dim);
     multiply(TensorType::kQ8_0, result_.low.data(), base::row_bytes(TensorType::kQ8_0, in_.dim), rank,
              in_.dim, x.row(0), x.stride(), tokens_, low[0], low.stride());
-    const Activations low_x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, rank, low[0],
-                            low.stride());
     std::vector<float> candidates(kWorths * in_.neurons);
     std::vector<Tally> tallies(kWorths);
-    const size_t out_bytes = base::row_bytes(TensorType::kQ8_0, rank);
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
       Block block(tokens_, rows, in_.rectified_up);
       fill(first, rows, &block);
+      Rows out(rows, rank);
+      for (size_t k = 0; k < rank; ++k) {
+        for (size_t r = 0; r < rows; ++r) out[r][k] = result_.out[k * in_.neurons + first + r];
+      }
       Rows scores(tokens_, rows);
-      multiply(TensorType::kQ8_0, result_.out.data() + first * out_bytes, out_bytes, rows, rank, low_x.row(0),
-               low_x.stride(), tokens_, scores[0], scores.stride());
+      multiply(out, low, &scores);
       if (mean_mass_ == 0) mean_mass_ = mean_mass(block, first, rows);
       std::mutex mutex;
       in_.threads->parallel_for(rows, 8, [&](size_t begin, size_t end, int) {

@@ -35,7 +35,7 @@ struct FitInput {
 
 struct Predictor {
   std::vector<uint8_t> low;      ///< [rank] Q8_0 rows of D.
-  std::vector<uint8_t> out;      ///< [F] Q8_0 rows of rank.
+  std::vector<float> out;        ///< [rank][F], as 8 bits will hold it.
   std::vector<float> threshold;  ///< [F]; a neuron is predicted where its score is above.
   std::vector<float> frequency;  ///< [F]: share of the sample tokens for which it fires.
   PackLayerReport report;

@@ -126,11 +126,13 @@ class ForwardPass {
   base::Status sparse_ffn(size_t rows, size_t layer);
   void choose_units(size_t rows, size_t layer);
   base::Status predict(size_t rows, size_t layer);
+  base::Status score(size_t rows, size_t layer, size_t first);
   void list_active(size_t rows, size_t layer);
   base::Status request_missing(size_t layer);
+  base::Status predict_ahead(size_t rows, size_t layer);
   void compute_ready(size_t rows, size_t layer);
   void accumulate_down(size_t rows, size_t layer);
-  void neuron_value(size_t rows, size_t layer, size_t entry);
+  void compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries);
 
   void normalise(const float* weight, size_t rows, const FormSet& forms);
   void add_residual(const float* bias, const float* norm, size_t rows);

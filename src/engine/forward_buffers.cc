@@ -34,20 +34,19 @@ ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardC
   size_t units = 1;
   size_t neurons = 0;
   size_t rank = 0;
-  FormSet forms;
   for (const LayerWeights& layer : context.weights->layers) {
     if (!layer.bundle.present()) continue;
     neurons = std::max<size_t>(neurons, layer.bundle.rows.rows);
     if (!layer.bundle.predict_low.present()) continue;
     rank = std::max<size_t>(rank, layer.bundle.predict_low.rows);
-    forms.add(layer.bundle.predict_out.type);
   }
   if (moe.expert_count > 0) units = std::min<size_t>(moe.expert_count, s.rows * moe.used_count);
   s.capacity = units * neurons;
   s.units = scratch.take<Unit>(units);
   s.unit_weight = scratch.take<float>(units * s.rows);
   if (rank > 0) {
-    s.low = ActivationRows(scratch, units * s.rows, rank, forms);
+    s.low = scratch.take<float>(units * s.rows * rank);
+    s.rank_rows = scratch.take<const uint8_t*>(rank);
     s.scores = scratch.take<float>(s.rows * s.capacity);
   }
   s.masks = scratch.take<uint32_t>(s.capacity);
@@ -56,7 +55,7 @@ ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardC
   s.values = scratch.take<float>(s.capacity * s.rows);
   s.ready = scratch.take<uint32_t>(s.capacity);
   s.waiting = scratch.take<uint32_t>(s.capacity);
-  s.wanted = scratch.take<uint32_t>(neurons);
+  s.wanted = scratch.take<uint32_t>(neurons + 1);
   s.down_rows = scratch.take<const uint8_t*>(s.rows * s.capacity);
   s.down_weights = scratch.take<float>(s.rows * s.capacity);
   s.down_count = scratch.take<size_t>(s.rows);

@@ -80,7 +80,8 @@ struct ForwardPass::Buffers {
     Unit* units = nullptr;  // [U]
     size_t unit_count = 0;
     float* unit_weight = nullptr;    // [U][S]
-    ActivationRows low;              // [U * S][rank]
+    float* low = nullptr;                 // [U][S][rank]
+    const uint8_t** rank_rows = nullptr;  // [rank]
     float* scores = nullptr;         // [U][S][F]
     uint32_t* masks = nullptr;       // [U][F]
     uint32_t* tile_begin = nullptr;  // [U * tiles + 1]
@@ -94,7 +95,7 @@ struct ForwardPass::Buffers {
     float* values = nullptr;    // [U * F][S]: what scales each down row
     uint32_t* ready = nullptr;  // [U * F]: entries to compute now
     size_t ready_count = 0;
-    uint32_t* wanted = nullptr;           // [F]
+    uint32_t* wanted = nullptr;           // [F + 1]
     const uint8_t** down_rows = nullptr;  // [S][U * F]
     float* down_weights = nullptr;        // [S][U * F]
     size_t* down_count = nullptr;         // [S]

@@ -22,8 +22,12 @@ using model_config::ModelConfig;
 namespace {
 // Neurons that a thread computes at a time: a cluster.
 constexpr size_t kClusterNeurons = 16;
-// Each thread adds down rows to so many parts of the output, so that a slow one can be helped.
-constexpr size_t kPartsPerThread = 2;
+// Each thread adds down rows to so many parts of the output: long parts are read faster.
+constexpr size_t kPartsPerThread = 1;
+
+void prefetch(const uint8_t* data, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at);
+}
 }  // namespace
 
 // projected [S][D] = sum over predicted neurons, ascending, of act(gate x) * (up x) * down row.
@@ -39,6 +43,7 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   s.requested = s.seen = s.done = s.waiting_count = 0;
   GANGLION_RETURN_IF_ERROR(request_missing(layer));
   bundles.submit();
+  GANGLION_RETURN_IF_ERROR(predict_ahead(rows, layer + 1));
   for (;;) {
     compute_ready(rows, layer);
     accumulate_down(rows, layer);
@@ -79,7 +84,7 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   }
 }
 
-// masks [U][F]: the rows for which a neuron's score is above its threshold.
+// scores [U][S][F] of the predictor, or, without one, masks [U][F] of all rows.
 Status ForwardPass::predict(size_t rows, size_t layer) {
   const LayerWeights& w = context_.weights->layers[layer];
   const BundleRef& bundle = w.bundle;
@@ -95,25 +100,51 @@ Status ForwardPass::predict(size_t rows, size_t layer) {
                          .slice = s.units[u].expert,
                          .x = &buffers_->normed,
                          .tokens = rows,
-                         .out = s.low.floats(u * s.rows),
-                         .out_stride = s.low.float_stride()});
+                         .out = s.low + u * s.rows * bundle.predict_low.rows,
+                         .out_stride = bundle.predict_low.rows});
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
-  products_.clear();
+  return score(rows, layer, 0);
+}
+
+// scores [U][S][F] of neurons from `first` on: sum over the rank of low [U][S][rank] times predict_out
+// [E][rank][F].
+Status ForwardPass::score(size_t rows, size_t layer, size_t first) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  Buffers::Sparse& s = buffers_->sparse;
+  const size_t neurons = bundle.rows.rows;
+  const size_t tiles = base::ceil_div(neurons - first, Buffers::kNeuronTile);
+  const size_t row_bytes = kernels::down_row_bytes(kernels::DownType::kQ8, neurons);
+  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(kernels::DownType::kQ8)];
   for (size_t u = 0; u < s.unit_count; ++u) {
-    for (size_t t = 0; t < rows; ++t) {
-      s.low.store_forms(*context_.kernels, forms_of({&bundle.predict_out}), u * s.rows + t,
-                        bundle.predict_low.rows);
+    for (size_t t = 0; t < rows; ++t)
+      std::fill_n(s.scores + (u * s.rows + t) * neurons + first, neurons - first, 0.0F);
+    // Rows of the rank ascend through the blocks; each is there, or waited for.
+    const neuron_store::BlockRange range = context_.multiplier->blocks(bundle.predict_out, s.units[u].expert);
+    size_t k = 0;
+    for (neuron_store::BlockId id = range.begin; id < range.end; ++id) {
+      const uint8_t* data;
+      while ((data = context_.stream->try_pin(id)) == nullptr)
+        GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
+      const size_t count = context_.store->block(id).row_count;
+      for (size_t i = 0; i < count; ++i) s.rank_rows[i] = data + i * row_bytes;
+      context_.threads->parallel_for(rows * tiles, 1, [&](size_t begin, size_t end, int) {
+        for (size_t task = begin; task < end; ++task) {
+          const size_t t = task / tiles;
+          const size_t at = first + task % tiles * Buffers::kNeuronTile;
+          add({.weights = s.low + (u * s.rows + t) * bundle.predict_low.rows + k,
+               .rows = s.rank_rows,
+               .count = count,
+               .begin = at,
+               .n = std::min(Buffers::kNeuronTile, neurons - at),
+               .out = s.scores + (u * s.rows + t) * neurons + at});
+        }
+      });
+      context_.stream->unpin(id);
+      k += count;
     }
-    products_.push_back({.matrix = &bundle.predict_out,
-                         .slice = s.units[u].expert,
-                         .x = &s.low,
-                         .first_row = u * s.rows,
-                         .tokens = rows,
-                         .out = s.scores + u * s.rows * neurons,
-                         .out_stride = neurons});
   }
-  return context_.multiplier->run(products_);
+  return base::ok_status();
 }
 
 // active: the predicted neurons, ascending, with their bundles where they are in memory.
@@ -194,42 +225,85 @@ Status ForwardPass::request_missing(size_t) {
   return base::ok_status();
 }
 
-// values [entry][t] of one neuron whose bundle is in memory.
-void ForwardPass::neuron_value(size_t rows, size_t layer, size_t entry) {
+// Guesses the next layer's neurons from this one's FFN input, which is much like the next one's (PowerInfer-2
+// and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind what is needed now.
+Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
+  const ModelConfig& config = *context_.config;
+  if (layer >= config.layers.size() || config.layers[layer].moe || !single_row_ || !look_ahead_.use()) {
+    return base::ok_status();
+  }
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  neuron_stream::BundleStream& bundles = *context_.bundles;
+  const uint32_t set = bundle.present() ? bundles.set_of(layer, 0) : 0;
+  const uint32_t neurons = bundle.rows.rows;
+  if (!bundle.predict_low.present() || bundles.prefix(set).rows == neurons) return base::ok_status();
+  products_ = {{.matrix = &bundle.predict_low,
+                .x = &buffers_->normed,
+                .tokens = rows,
+                .out = buffers_->sparse.low,
+                .out_stride = bundle.predict_low.rows}};
+  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  GANGLION_RETURN_IF_ERROR(score(rows, layer, base::round_down(bundles.prefix(set).rows, 32)));
+  Buffers::Sparse& s = buffers_->sparse;
+  const float* threshold = vector(bundle.threshold);
+  size_t count = 0;
+  for (uint32_t p = bundles.prefix(set).rows; p < neurons; ++p) {
+    s.wanted[count] = p;
+    count += s.scores[p] > threshold[p] ? 1 : 0;
+  }
+  bundles.request_ahead(set, {s.wanted, count});
+  bundles.submit();
+  return base::ok_status();
+}
+
+// values [entry][t] of up to kClusterNeurons neurons whose bundles are in memory. All gates come first, so
+// that the bytes of the next rows can be on their way from memory: rows are scattered, and too short for the
+// processor's own prefetching.
+void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  Buffers::Active& neuron = s.active[entry];
   const bool rectified_up = context_.config->activation == model_config::FfnActivation::kDRelu;
   const kernels::ActivationForm gate_form = kernels::activation_form(bundle.rows.type);
-  float gate[kSparseRows];
-  float up[kSparseRows];
-  kernels::MatmulArgs args = {.weights = neuron.data,
+  const kernels::ActivationForm up_form = kernels::activation_form(bundle.up_type);
+  float gate[kClusterNeurons][kSparseRows];
+  uint32_t open[kClusterNeurons];
+  kernels::MatmulArgs args = {.weights = nullptr,
                               .weight_stride = 0,
                               .rows = 1,
                               .n = bundle.rows.cols,
                               .x = buffers_->normed.row(gate_form, 0),
                               .x_stride = buffers_->normed.stride(gate_form),
                               .tokens = rows,
-                              .out = gate,
+                              .out = nullptr,
                               .out_stride = 1};
-  context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)](args);
-  uint32_t open = 0;
-  for (size_t t = 0; t < rows; ++t) open |= gate[t] > 0 ? 1U << t & neuron.rows : 0;
-  float* values = s.values + entry * s.rows;
-  std::fill_n(values, rows, 0.0F);
-  neuron.computed = true;
-  if (open == 0) return;
-  const kernels::ActivationForm up_form = kernels::activation_form(bundle.up_type);
-  args.weights = neuron.data + bundle.up_offset;
+  prefetch(s.active[entries[0]].data, bundle.up_offset);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Buffers::Active& neuron = s.active[entries[i]];
+    if (i + 1 < entries.size()) prefetch(s.active[entries[i + 1]].data, bundle.up_offset);
+    args.weights = neuron.data;
+    args.out = gate[i];
+    context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)](args);
+    open[i] = 0;
+    for (size_t t = 0; t < rows; ++t) open[i] |= gate[i][t] > 0 ? 1U << t & neuron.rows : 0;
+    if (open[i] != 0) prefetch(neuron.data + bundle.up_offset, bundle.down_offset - bundle.up_offset);
+    neuron.computed = true;
+  }
+  float up[kSparseRows];
   args.x = buffers_->normed.row(up_form, 0);
   args.x_stride = buffers_->normed.stride(up_form);
   args.out = up;
-  context_.kernels->matmul[static_cast<size_t>(bundle.up_type)](args);
-  const float* weight = s.unit_weight + neuron.unit * s.rows;
-  for (; open != 0; open &= open - 1) {
-    const auto t = static_cast<size_t>(std::countr_zero(open));
-    const float product = gate[t] * (rectified_up ? std::max(up[t], 0.0F) : up[t]);
-    values[t] = product * weight[t];
+  for (size_t i = 0; i < entries.size(); ++i) {
+    float* values = s.values + entries[i] * s.rows;
+    std::fill_n(values, rows, 0.0F);
+    if (open[i] == 0) continue;
+    const Buffers::Active& neuron = s.active[entries[i]];
+    args.weights = neuron.data + bundle.up_offset;
+    context_.kernels->matmul[static_cast<size_t>(bundle.up_type)](args);
+    const float* weight = s.unit_weight + neuron.unit * s.rows;
+    for (uint32_t left = open[i]; left != 0; left &= left - 1) {
+      const auto t = static_cast<size_t>(std::countr_zero(left));
+      values[t] = gate[i][t] * (rectified_up ? std::max(up[t], 0.0F) : up[t]) * weight[t];
+    }
   }
 }
 
@@ -251,7 +325,8 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
   s.waiting_count = still;
   context_.threads->parallel_for(s.ready_count, kClusterNeurons, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) neuron_value(rows, layer, s.ready[i]);
+    for (; begin < end; begin += kClusterNeurons)
+      compute_cluster(rows, layer, {s.ready + begin, std::min(kClusterNeurons, end - begin)});
   });
 }
 

@@ -279,12 +279,20 @@ void Runtime::summarise_matrices() {
     if (i == weights_.output.index) continue;
     const TensorInfo& tensor = file_->tensors()[weights_.matrices[i]];
     uint64_t used = tensor.elements();
+    if (tensor.type == base::TensorType::kI8) continue;  // Bundles: see below.
     if (experts.count(i) != 0) {
       summary_.expert_bytes += tensor.bytes;
       used = used / config_.moe.expert_count * config_.moe.used_count;
     }
     summary_.multiply_adds_per_token += used;
     by_type[tensor.type] += used;
+  }
+  for (const LayerWeights& layer : weights_.layers) {
+    const model::MatrixRef& rows = layer.bundle.rows;
+    if (!rows.present()) continue;
+    const uint64_t used = uint64_t{2} * rows.rows * rows.cols;  // Of one expert, all neurons.
+    summary_.multiply_adds_per_token += used;
+    by_type[rows.type] += used;
   }
   const auto most = std::max_element(by_type.begin(), by_type.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });

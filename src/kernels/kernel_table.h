@@ -44,6 +44,8 @@ size_t activation_sums_offset(ActivationForm form, size_t n);
 ///           x: `tokens` rows of activation_form(type), `x_stride` bytes apart, 64-byte aligned, as written
 ///           by store_activation; out [tokens, out_stride] f32.
 /// Requires: n is a multiple of the type's block; any n for F32, F16 and BF16.
+/// Cost:     several rows are taken for a part of a longer run of rows and fetched ahead; a single one is
+/// not.
 struct MatmulArgs {
   const uint8_t* weights;
   size_t weight_stride;

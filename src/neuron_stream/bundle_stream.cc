@@ -23,8 +23,6 @@ namespace {
 constexpr uint64_t kMergeGap = 8 * base::kKiB;
 constexpr uint64_t kLongestRun = 64 * base::kKiB;
 constexpr size_t kLoadBytes = 512 * base::kKiB;
-// Look-ahead only fills what the device would leave idle.
-constexpr size_t kBusyReads = 48;
 }  // namespace
 
 size_t BundleStream::prefix_bytes(std::span<const BundleLayer> layers, std::span<const uint32_t> prefix) {
@@ -222,7 +220,6 @@ size_t BundleStream::request_ahead(uint32_t set, std::span<const uint32_t> neuro
     half.layer = layer;
     half.ahead = true;
   }
-  if (queue_.in_flight() >= kBusyReads) return 0;
   const size_t before = half.staged.size();
   const size_t taken = prepare(half, set, neurons, Priority::kLookAhead);
   stats_.ahead_reads += half.staged.size() - before;

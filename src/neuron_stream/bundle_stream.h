@@ -91,7 +91,7 @@ class BundleStream {
   /// Prepares reads for absent bundles of the present layer, ascending within `set`; takes as many as staging
   /// holds and returns how many. They start with submit(). Those already on their way count as taken.
   size_t request(uint32_t set, std::span<const uint32_t> neurons);
-  /// The same for the next layer's half, at lower priority, and only while the device has little to do.
+  /// The same for the next layer's half, at lower priority.
   size_t request_ahead(uint32_t set, std::span<const uint32_t> neurons);
   /// May be called from any thread while no other call runs.
   void submit();

@@ -24,7 +24,9 @@ constexpr uint64_t kLeastRingSlots = 4;
 constexpr uint64_t kMostRingSlots = 64;
 // Bundles in flight and being computed on: two halves.
 constexpr uint64_t kLeastStagingBytes = 2 * base::kMiB;
-constexpr uint64_t kMostStagingBytes = 32 * base::kMiB;
+constexpr uint64_t kMostStagingBytes = 12 * base::kMiB;
+// Exact passes of a pack compute long on each block.
+constexpr uint64_t kMostPackRingSlots = 16;
 // One part in so many of the memory for neurons is a cache, the rest is fixed.
 constexpr uint64_t kCacheShare = 5;
 
@@ -88,7 +90,7 @@ uint64_t packed_neurons(std::span<const NeuronSet> sets, std::span<const uint32_
 void share_out_pack(const ModelSizes& sizes, Plan* plan) {
   const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
   uint64_t left = available - segments(plan->vector_bytes + plan->scratch_bytes) - segments(plan->kv_bytes);
-  plan->ring_slots = std::clamp(left / 64 / sizes.ring_slot_bytes, kLeastRingSlots, kMostRingSlots);
+  plan->ring_slots = std::clamp(left / 64 / sizes.ring_slot_bytes, kLeastRingSlots, kMostPackRingSlots);
   plan->ring_bytes = std::max(plan->ring_slots * sizes.ring_slot_bytes, plan->ring_bytes);
   plan->neuron_staging_bytes = segments(std::clamp(left / 64, plan->neuron_staging_bytes, kMostStagingBytes));
   left -= std::min(left, segments(plan->ring_bytes) + plan->neuron_staging_bytes);
@@ -299,10 +301,12 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
   for (;;) {
     size_t chunk = request.chunk > 0 ? request.chunk : std::min(kMostChunk, context);
     Plan plan = fixed_part(sizes, request, context, chunk);
-    // A chunk saves reading per prompt token, but its buffers take memory from every token: at most a tenth.
+    // A chunk saves reading per prompt token, but its buffers take memory from every token: at most a tenth,
+    // or a thirty-second of a pack, whose every neuron in memory saves reads.
+    const uint64_t most_scratch = request.budget_bytes / (sizes.neuron_sets.empty() ? 10 : 32);
     while (request.chunk == 0 && chunk > 1 &&
            (plan.planned_bytes() > request.budget_bytes ||
-            (chunk > kMinimumChunk && plan.scratch_bytes > request.budget_bytes / 10))) {
+            (chunk > kMinimumChunk && plan.scratch_bytes > most_scratch))) {
       chunk = chunk > kMinimumChunk ? base::round_down(chunk - 1, kMinimumChunk) : chunk / 2;
       plan = fixed_part(sizes, request, context, chunk);
     }

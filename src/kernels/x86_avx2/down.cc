@@ -70,7 +70,11 @@ template <class Type, size_t kRows>
 GANGLION_INLINE void axpy_rows(const DownArgs& args, size_t first) {
   const size_t offset = args.begin / 32 * Type::kBytes;
   const uint8_t* rows[kRows];
-  for (size_t j = 0; j < kRows; ++j) rows[j] = args.rows[first + j] + offset;
+  const uint8_t* later[kRows];  // The rows after these: their bytes are asked for meanwhile.
+  for (size_t j = 0; j < kRows; ++j) {
+    rows[j] = args.rows[first + j] + offset;
+    later[j] = args.rows[first + kRows + j < args.count ? first + kRows + j : args.count - 1] + offset;
+  }
   for (size_t i = 0; i < args.n; i += 32) {
     __m256 acc[4];
     for (size_t k = 0; k < 4; ++k) acc[k] = _mm256_loadu_ps(args.out + i + 8 * k);
@@ -78,7 +82,9 @@ GANGLION_INLINE void axpy_rows(const DownArgs& args, size_t first) {
       const __m256 scale = Type::scale(rows[j], args.weights[first + j]);
       const Block block = Type::load(rows[j]);
       for (size_t k = 0; k < 4; ++k) acc[k] = _mm256_fmadd_ps(scale, block.codes[k], acc[k]);
+      _mm_prefetch(reinterpret_cast<const char*>(later[j]), _MM_HINT_T0);
       rows[j] += Type::kBytes;
+      later[j] += Type::kBytes;
     }
     for (size_t k = 0; k < 4; ++k) _mm256_storeu_ps(args.out + i + 8 * k, acc[k]);
   }

@@ -66,7 +66,8 @@ GANGLION_INLINE void tile(const MatmulArgs& args, size_t r0, size_t t0) {
   }
   size_t i = 0;
   for (; i + 16 <= args.n; i += 16) {
-    for (size_t r = 0; T == 1 && r < R; ++r) prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
+    for (size_t r = 0; T == 1 && args.rows > 1 && r < R; ++r)
+      prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
     for (size_t half = 0; half < 2; ++half) {
       __m256 w[R];
       for (size_t r = 0; r < R; ++r) w[r] = Type::load_8(rows[r], i + 8 * half);

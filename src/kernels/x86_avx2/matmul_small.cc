@@ -216,7 +216,7 @@ struct Kernel {
     for (; b + 8 <= blocks; b += 8) {
       const uint8_t* p = weights + b * Type::kBytes;
       Group group;
-      if (T == 1) prefetch<8 * Type::kBytes>(p);
+      if (T == 1 && args.rows > 1) prefetch<8 * Type::kBytes>(p);
       Type::unpack(p, &group);
       const int8_t* q[T];
       __m256i products[T];

@@ -292,7 +292,7 @@ struct Kernel {
       for (size_t k = 0; k < count; ++k) {
         const uint8_t* p = weights + (b + k) * Type::kBytes;
         Super super;
-        if (T == 1) prefetch<Type::kBytes>(p);
+        if (T == 1 && args.rows > 1) prefetch<Type::kBytes>(p);
         Type::unpack(p, &super);
         add_super<Type, T>(super, x, b + k, k, &partials);
         partials.scales[k] = load_u16(p + Type::kScaleAt);

@@ -55,7 +55,8 @@ template <class Type, size_t R, size_t T>
   const size_t n = args.n;
   size_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    for (size_t r = 0; T == 1 && r < R; ++r) prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
+    for (size_t r = 0; T == 1 && args.rows > 1 && r < R; ++r)
+      prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
     add_16<Type, R, T>(rows, x, i, acc);
   }
   // Lanes without a last element keep their value. Loops over accumulators that were not unrolled would keep

@@ -209,7 +209,7 @@ struct Kernel {
     size_t b = 0;
     for (; b + 8 <= blocks; b += 8) {
       const uint8_t* p = weights + b * Type::kBytes;
-      prefetch<8 * Type::kBytes>(p);
+      if (args.rows > 1) prefetch<8 * Type::kBytes>(p);
       Group group;
       Type::unpack(p, &group);
       for (int t = 0; t < T; ++t) {
