@@ -19,7 +19,8 @@ namespace {
 /// Single-threaded: everything happens in submit() and poll() on the caller's thread.
 class IoUringQueue final : public ReadQueue {
  public:
-  explicit IoUringQueue(const QueueOptions& options) : depth_(options.depth), direct_(options.allow_direct) {
+  explicit IoUringQueue(const QueueOptions& options)
+      : depth_(options.depth), most_bytes_(options.most_bytes), direct_(options.allow_direct) {
     stats_.direct = direct_;
   }
 
@@ -104,9 +105,10 @@ class IoUringQueue final : public ReadQueue {
     return rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY;
   }
 
-  // Moves queued operations into the ring as far as it has room.
+  // Moves queued operations into the ring as far as it has room. Bytes are limited so that what is urgent
+  // does not stand behind a long line of large reads.
   void start() {
-    while (in_ring_ < depth_ && !queued_.empty()) {
+    while (in_ring_ < depth_ && !queued_.empty() && (ring_bytes_ < most_bytes_ || queued_.has_urgent())) {
       io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
       if (sqe == nullptr) break;
       ReadOp* op = queued_.pop();
@@ -114,6 +116,8 @@ class IoUringQueue final : public ReadQueue {
       const ReadStep step = next_read(*op);
       io_uring_prep_read(sqe, step.fd, step.memory, static_cast<unsigned>(step.length), step.offset);
       io_uring_sqe_set_data(sqe, op);
+      op->step_bytes = step.length;
+      ring_bytes_ += step.length;
       ++in_ring_;
     }
     io_uring_submit(&ring_);
@@ -127,6 +131,7 @@ class IoUringQueue final : public ReadQueue {
       const int64_t result = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
       --in_ring_;
+      ring_bytes_ -= op->step_bytes;
       const NextStep next = advance(op, result);
       if (next == NextStep::kAgainBuffered) direct_ = false;
       if (next != NextStep::kFinished) {
@@ -143,12 +148,14 @@ class IoUringQueue final : public ReadQueue {
   }
 
   unsigned depth_;
+  size_t most_bytes_;
   bool direct_;
   bool ready_ = false;
   io_uring ring_ = {};
   PriorityOpList queued_;
   OpList done_;
   size_t in_ring_ = 0;
+  size_t ring_bytes_ = 0;
   size_t in_flight_ = 0;
   PageCacheProbe probe_;
   IoStats stats_;

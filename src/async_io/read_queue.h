@@ -44,6 +44,7 @@ struct ReadOp {
   // The queue's own.
   uint64_t progress = 0;
   int attempts = 0;
+  size_t step_bytes = 0;  ///< Of the system call under way.
   int interruptions = 0;  ///< In a row.
   bool direct = false;    ///< How the system call under way, or the next one, reads.
   ReadOp* next = nullptr;
@@ -90,8 +91,9 @@ class ReadQueue {
 struct QueueOptions {
   bool allow_io_uring = true;  ///< Off: the system call is never made.
   bool allow_direct = true;
-  int pool_threads = 8;  ///< Of the pread pool.
-  unsigned depth = 64;   ///< Operations in flight on io_uring.
+  int pool_threads = 8;                 ///< Of the pread pool.
+  unsigned depth = 256;                 ///< Operations in flight on io_uring at most,
+  size_t most_bytes = size_t{8} << 20;  ///< and their bytes, but for one read and urgent ones.
 };
 
 /// The best queue that this system allows: io_uring, else the pread pool. `note` receives a line that says
