@@ -317,11 +317,12 @@ void Planner::expert_tensors(const std::string& from, const std::string& to) {
 Result<ModelPlan> plan_model(const Json& config, const std::string& path, GgufWriter* writer) {
   const std::vector<Json>& names = config["architectures"].items();
   const std::string name = names.empty() ? "" : names[0].text();
+  if (name == "OPTForCausalLM") return plan_opt(config, path, writer);
   const auto* found = std::find_if(std::begin(kArchitectures), std::end(kArchitectures),
                                    [&](const Architecture& a) { return name == a.name; });
   if (found != std::end(kArchitectures)) return Planner(*found, config, path, writer).run();
-  std::string known;
-  for (const Architecture& a : kArchitectures) known += std::string(known.empty() ? "" : ", ") + a.name;
+  std::string known = "OPTForCausalLM";
+  for (const Architecture& a : kArchitectures) known += std::string(", ") + a.name;
   return Status(Code::kUnsupported, "'" + path + "': architecture '" + name.substr(0, 80) +
                                         "' cannot be converted - known: " + known);
 }

@@ -41,4 +41,8 @@ struct ModelPlan {
 base::Result<ModelPlan> plan_model(const format::Json& config, const std::string& path,
                                    format::GgufWriter* writer);
 
+/// Likewise of OPT, whose layout is its own. For plan_model.
+base::Result<ModelPlan> plan_opt(const format::Json& config, const std::string& path,
+                                 format::GgufWriter* writer);
+
 }  // namespace ganglion::convert

@@ -74,6 +74,12 @@ class Converter {
  private:
   Status read_type();
   Status resolve(const PlannedTensor& plan);
+  auto place_of(const std::string& source) const {
+    constexpr std::string_view kPrefix = "model.";  // Some checkpoints lack it.
+    const auto found = checkpoint_.tensors.find(source);
+    if (found != checkpoint_.tensors.end() || source.rfind(kPrefix, 0) != 0) return found;
+    return checkpoint_.tensors.find(source.substr(kPrefix.size()));
+  }
   Result<const CheckpointTensor*> find(const PlannedTensor& plan, const std::string& source);
   TensorType type_of(const ResolvedTensor& tensor);
   Status check_leftovers();
@@ -105,7 +111,7 @@ Status Converter::read_type() {
 }
 
 Result<const CheckpointTensor*> Converter::find(const PlannedTensor& plan, const std::string& source) {
-  const auto found = checkpoint_.tensors.find(source);
+  const auto found = place_of(source);
   if (found == checkpoint_.tensors.end()) {
     return Status(Code::kModelFile, "'" + options_.directory + "': tensor '" + source + "' is missing");
   }
@@ -115,7 +121,8 @@ Result<const CheckpointTensor*> Converter::find(const PlannedTensor& plan, const
   bool fits = info.shape.size() == plan.shape.size();
   std::string expected;
   for (size_t i = 0; i < plan.shape.size(); ++i) {
-    fits = fits && info.shape[i] > plan.skip_rows && (plan.shape[i] == 0 || info.shape[i] == plan.shape[i]);
+    fits = fits && info.shape[i] > (i == 0 ? plan.skip_rows : 0) &&
+           (plan.shape[i] == 0 || info.shape[i] == plan.shape[i]);
     expected += (i > 0 ? ", " : "") + (plan.shape[i] == 0 ? "any" : std::to_string(plan.shape[i]));
   }
   if (!fits) {
@@ -126,7 +133,7 @@ Result<const CheckpointTensor*> Converter::find(const PlannedTensor& plan, const
     return Status(Code::kModelFile,
                   subject + "dtype " + std::string(info.dtype) + ", expected F32, F16 or BF16");
   }
-  used_.insert(source);
+  used_.insert(found->first);
   return &found->second;
 }
 
@@ -146,7 +153,7 @@ TensorType Converter::type_of(const ResolvedTensor& tensor) {
 Status Converter::resolve(const PlannedTensor& plan) {
   ResolvedTensor tensor;
   tensor.plan = &plan;
-  if (plan.optional && checkpoint_.tensors.count(plan.sources[0]) == 0) return ok_status();
+  if (plan.optional && place_of(plan.sources[0]) == checkpoint_.tensors.end()) return ok_status();
   for (const std::string& source : plan.sources) {
     GANGLION_ASSIGN_OR_RETURN(const CheckpointTensor* found, find(plan, source));
     if (!tensor.sources.empty() && found->info.type != tensor.sources[0]->info.type && type_ == nullptr) {

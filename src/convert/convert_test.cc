@@ -176,6 +176,19 @@ TEST_F(Convert, RefusesDamagedWeightsByWhatIsWrong) {
   expect_refused(more, "'model.layers.0.self_attn.q_norm.weight' is not known");
 }
 
+TEST_F(Convert, TakesNamesWithoutTheLeadingModel) {
+  CheckpointForTest checkpoint;
+  nlohmann::ordered_json& header = checkpoint.headers["model.safetensors"];
+  nlohmann::ordered_json shorter;
+  for (const auto& [name, entry] : header.items()) {
+    shorter[name.rfind("model.", 0) == 0 ? name.substr(6) : name] = entry;
+  }
+  header = shorter;
+  const auto report = convert(checkpoint.write(root_ / "hf"));
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report.value().tensors, 12U);
+}
+
 TEST_F(Convert, RefusesWhatCannotBeConvertedByName) {
   using Damage = std::function<void(CheckpointForTest&)>;
   const std::pair<Damage, std::string> kCases[] = {

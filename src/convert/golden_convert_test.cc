@@ -194,8 +194,8 @@ TEST_P(ConvertGolden, EveryEndOfGenerationIsKnown) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Directories, ConvertGolden,
-                         ::testing::Values("llama-relu", "bamboo", "mixtral-drelu", "qwen2", "qwen3",
-                                           "llama"),
+                         ::testing::Values("llama-relu", "bamboo", "mixtral-drelu", "qwen2", "qwen3", "llama",
+                                           "opt"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -20,8 +20,8 @@ struct Known {
 constexpr std::string_view kGpt2 = "bytes(gpt2)";
 constexpr std::string_view kSmollm = "digits(1)+bytes(gpt2)";
 constexpr std::string_view kQwen2 =
-    R"re(split((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)re"
-    R"re(\s+(?!\S)|\s+)+bytes)re";
+    R"re(split((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)re"
+    R"re(\s*[\r\n]+|\s+(?!\S)|\s+)+bytes)re";
 constexpr std::string_view kLlama3 =
     R"re(split((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)re"
     R"re(\s*[\r\n]+|\s+(?!\S)|\s+)+bytes)re";
