@@ -28,8 +28,7 @@ struct ConvertReport {
 /// `progress` (or null) is told the bytes done and in total, and may return false to stop (kCancelled);
 /// nothing is left behind then. Memory: the tokenizer's files and a few slices of a tensor, at most about 4
 /// MiB each. Errors: kModelFile (damaged, missing or contradictory files), kUnsupported (an architecture,
-/// activation, tokenizer or tensor that is not known), kInvalidArgument (type), kResources (disk space), kIo,
-/// kNotFound.
+/// activation, tokenizer or tensor that is not known), kInvalidArgument (type), kResources (disk space), kIo.
 Result<ConvertReport> convert_model(const ConvertOptions& options,
                                     bool (*progress)(void* context, uint64_t done, uint64_t total),
                                     void* context);

@@ -50,9 +50,9 @@ class Converter {
   Result<ConvertReport> run() {
     GANGLION_RETURN_IF_ERROR(read_type());
     if (!platform::is_directory(options_.directory)) {
-      return Status(Code::kNotFound, "'" + options_.directory +
-                                         "' is no directory - give the one that holds "
-                                         "config.json");
+      return Status(Code::kModelFile, "'" + options_.directory +
+                                          "' is no directory - give the one that holds "
+                                          "config.json");
     }
     const std::string path = options_.directory + "/config.json";
     Result<Json> config = Json::read_file(path, kMaxConfigBytes);

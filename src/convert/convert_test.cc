@@ -245,7 +245,7 @@ TEST_F(Convert, RefusesMissingAndBrokenFiles) {
   refused("may run code");
   fs::remove(directory / "config.json");
   refused("config.json' is missing");
-  EXPECT_EQ(convert(root_ / "nowhere").status().code(), Code::kNotFound);
+  EXPECT_EQ(convert(root_ / "nowhere").status().code(), Code::kModelFile);
 }
 
 TEST_F(Convert, RefusesValuesThatATypeCannotHold) {

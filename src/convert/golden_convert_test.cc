@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "ganglion/chat.h"
@@ -191,6 +192,75 @@ TEST_P(ConvertGolden, EveryEndOfGenerationIsKnown) {
   for (const json& end : ends.is_array() ? ends : json::array({ends})) {
     EXPECT_TRUE(opened.value()->is_end_of_generation(end.get<int32_t>())) << end;
   }
+}
+
+TEST_P(ConvertGolden, SameBitsInPartsAndStreamed) {
+  ASSERT_TRUE(convert("").ok());
+  const auto tokens = facts_["long"]["tokens"].get<std::vector<int32_t>>();
+  std::vector<float> expected;
+  for (const char* memory : {"1G", "min"}) {
+    EngineOptions options;
+    options.model_path = output_.string();
+    options.memory = memory;
+    options.threads = 2;
+    const auto engine = Engine::open(options).take();
+    ASSERT_TRUE(engine->load(nullptr, nullptr).ok());
+    for (const size_t part : {tokens.size(), size_t{1}, size_t{7}}) {
+      const auto session = engine->new_session().take();
+      for (size_t at = 0; at < tokens.size(); at += part) {
+        const size_t count = std::min(part, tokens.size() - at);
+        ASSERT_TRUE(session->evaluate({tokens.data() + at, count}).ok());
+      }
+      const std::vector<float> logits(session->logits().begin(), session->logits().end());
+      if (expected.empty()) expected = logits;
+      EXPECT_EQ(logits, expected) << memory << ", parts of " << part;
+    }
+  }
+}
+
+TEST_P(ConvertGolden, DamagedCopiesAreRefusedByName) {
+  const fs::path copy = output_.string() + ".hf";
+  const auto expect_refused = [&](const std::function<void()>& damage, const std::string& word) {
+    fs::remove_all(copy);
+    fs::copy(kFolder / GetParam(), copy);
+    for (const auto& entry : fs::directory_iterator(copy)) {
+      fs::permissions(entry.path(), fs::perms::owner_all);
+    }
+    damage();
+    const auto report = convert_model(
+        {.directory = copy.string(), .output_path = output_.string(), .type = "", .pre_tokenizer = ""},
+        nullptr, nullptr);
+    ASSERT_FALSE(report.ok()) << word;
+    EXPECT_EQ(exit_code(report.status().code()), 3) << report.status().message();
+    EXPECT_NE(report.status().message().find(word), std::string::npos) << report.status().message();
+    EXPECT_FALSE(fs::exists(output_));
+  };
+  fs::path weights;  // The last shard.
+  for (const auto& entry : fs::directory_iterator(kFolder / GetParam())) {
+    if (entry.path().extension() == ".safetensors" && entry.path().filename() > weights)
+      weights = entry.path().filename();
+  }
+  // Replaces text in the header of the last shard by text of the same length.
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    ASSERT_EQ(from.size(), to.size());
+    std::fstream file(copy / weights, std::ios::in | std::ios::out | std::ios::binary);
+    std::string head(4096, '\0');
+    file.read(head.data(), static_cast<std::streamsize>(head.size()));
+    const size_t at = head.find(from);
+    ASSERT_NE(at, std::string::npos);
+    file.seekp(static_cast<std::streamoff>(at));
+    file << to;
+  };
+  const bool f32 = facts_["dtype"] == "float32";
+  expect_refused([&] { fs::resize_file(copy / weights, fs::file_size(copy / weights) - 1); }, "truncated");
+  expect_refused([&] { fs::resize_file(copy / weights, 1000); }, "truncated");
+  expect_refused([&] { replace(f32 ? "\"F32\"" : "\"BF16\"", f32 ? "\"F16\"" : "\"BF32\""); },
+                 f32 ? "offsets hold" : "dtype 'BF32'");
+  expect_refused([&] { replace(f32 ? "\"F32\"" : "\"BF16\"", f32 ? "\"I32\"" : "\"I16\" "); }, "dtype I");
+  expect_refused([&] { replace("layers.1", "layers.9"); }, "missing");
+  expect_refused([&] { fs::remove(copy / weights); },
+                 fs::exists(copy / "model.safetensors.index.json") ? weights.string() : "no *.safetensors");
+  fs::remove_all(copy);
 }
 
 INSTANTIATE_TEST_SUITE_P(Directories, ConvertGolden,

@@ -81,6 +81,26 @@ TEST(Safetensors, RefusesEveryWrongHeaderByItsFault) {
   EXPECT_NE(read("{}", 0, int64_t{1} << 60).status().message().find("not a safetensors"), std::string::npos);
 }
 
+TEST(Safetensors, SurvivesEveryChangeOfAByte) {
+  const std::string header =
+      R"({"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2],)"
+      R"("data_offsets":[8,12]}})";
+  size_t accepted = 0;
+  for (size_t at = 0; at < header.size(); ++at) {
+    for (const char with : std::string("0129\"[{,:-e.\\\xFF")) {
+      std::string changed = header;
+      changed[at] = with;
+      const auto tensors = read(changed, 12);
+      if (!tensors.ok()) continue;
+      ++accepted;
+      uint64_t bytes = 0;
+      for (const SafeTensor& tensor : tensors.value()) bytes += tensor.bytes;
+      EXPECT_EQ(bytes, 12U) << changed;
+    }
+  }
+  EXPECT_GT(accepted, 0U) << "names may change";
+}
+
 TEST(Json, BoundsDepthAndNeverThrows) {
   EXPECT_FALSE(Json::parse(std::string(100'000, '['), "x").ok());
   EXPECT_FALSE(Json::parse("\"\\ud800\"", "x").ok());
