@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speed beyond memory, beside a peer on the same file under the same memory cgroup in the same run.
 
-  bench/beyond_memory.py MODEL.gguf --budgets 2600000000 ... [--out bench/results/NAME]
+  bench/beyond_memory.py MODEL.gguf --budgets 160M,640M,2.6GB [--out bench/results/NAME]
 
 Our program is build/release/ganglion (or GANGLION), the peer's llama-bench is named by LLAMA_BENCH and skipped if that
 is not set. Needs root and a version 1 memory cgroup, whose limit counts page cache. Prints markdown; with --out also
@@ -12,10 +12,12 @@ import argparse
 import json
 import os
 import platform
-import statistics
+import re
 import subprocess
 import sys
 import time
+
+from svg_plot import line_plot
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GANGLION = os.environ.get("GANGLION", os.path.join(ROOT, "build/release/ganglion"))
@@ -78,11 +80,15 @@ def theirs(args, budget):
 
 def disk_rate(args):
     """Bytes per second of blocks of 512 KiB, eight under way, measured now."""
-    done = subprocess.run([GANGLION, "doctor", "-m", args.model, "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run([GANGLION, "doctor", "-m", args.model, "--quick", "--json"], capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
     rate = max(sample["bytes_per_s"] for sample in facts["disk"] if sample["sequential"])
     memory = max(sample["bytes_per_s"] for sample in facts["memory"])
     return rate, memory, facts
+
+
+HEAD = ("| limit | tokens/s | predicted | read per token | of the I/O bound | peer (mmap) | ratio | prompt tokens/s | peak |\n"
+        "|---|---|---|---|---|---|---|---|---|")
 
 
 def gb(value):
@@ -91,52 +97,34 @@ def gb(value):
 
 def row(budget, mine, peer, rate):
     if "error" in mine:
-        return f"| {gb(budget)} GB | {mine['error']} | | | | | | |"
+        return f"| {gb(budget)} GB | {mine['error']} | | | | | | | |"
     bound = rate / mine["io_bytes"] if mine["io_bytes"] > 1e6 else None
     share = f"{100 * mine['decode'] / bound:.0f} %" if bound else "in memory"
     other = "-" if peer is None else peer.get("error") or f"{peer['decode']:.2f}"
+    predicted = "-" if mine["predicted"] is None else f"{mine['predicted']:.2f}"
     ratio = f"{mine['decode'] / peer['decode']:.1f}x" if peer and "decode" in peer else "-"
-    return (f"| {gb(budget)} GB | {mine['decode']:.2f} | {mine['predicted']:.2f} | {gb(mine['io_bytes'])} GB | {share} | "
+    return (f"| {gb(budget)} GB | {mine['decode']:.2f} | {predicted} | {gb(mine['io_bytes'])} GB | {share} | "
             f"{other} | {ratio} | {mine['prompt']:.1f} | {gb(mine['peak'])} GB |")
 
 
-def plot(path, title, series):
-    """Tokens per second against gigabytes, one line a system; no library needed."""
-    width, height, left, bottom = 640, 360, 60, 50
-    points = [point for _, _, line in series for point in line]
-    most_x = max(x for x, _ in points) * 1.05
-    most_y = max(y for _, y in points) * 1.1
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
-    def place(x, y):
-        return left + (width - left - 20) * x / most_x, height - bottom - (height - bottom - 40) * y / most_y
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-             f'<rect width="{width}" height="{height}" fill="white"/>',
-             f'<text x="{width / 2}" y="20" text-anchor="middle" font-size="14">{title}</text>',
-             f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">memory limit, GB</text>',
-             f'<text x="16" y="{height / 2}" text-anchor="middle" transform="rotate(-90 16 {height / 2})">tokens/s</text>']
-    for i in range(6):
-        x, y = place(most_x * i / 5, most_y * i / 5)
-        base_x, base_y = place(0, 0)
-        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{width - 20}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{most_y * i / 5:.2f}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{base_y + 16:.1f}" text-anchor="middle">{most_x * i / 5:.1f}</text>')
-        del base_x
-    for number, (name, colour, line) in enumerate(series):
-        path_points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
-        parts.append(f'<polyline points="{path_points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for point in line:
-            x, y = place(*point)
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-        parts.append(f'<text x="{left + 12}" y="{50 + 16 * number}" fill="{colour}">{name}</text>')
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("\n".join(parts + ["</svg>", ""]))
+def budget_list(text):
+    """Bytes of "160M,2.5G,1GB,600000000": units as the program's --mem has them. ValueError for other text."""
+    budgets = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?B?)", part.strip())
+        if not found or found[2] not in UNITS or float(found[1]) == 0:
+            raise ValueError(f"'{part}' is no size")
+        budgets.append(int(float(found[1]) * UNITS[found[2]]))
+    return budgets
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--budgets", type=int, nargs="+", required=True, help="bytes")
+    parser.add_argument("--budgets", type=budget_list, required=True, help="sizes with commas: 160M,2.6GB,...")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=16)
@@ -151,20 +139,15 @@ def main():
     lines = [f"{os.path.basename(args.model)}, {gb(os.path.getsize(args.model))} GB; {facts['cpu']}, {args.threads} threads, "
              f"memory {gb(memory)} GB/s, disk {gb(rate)} GB/s (direct, sequential, measured just before); kernels "
              f"{facts['kernel_tables'][0]}; Linux {platform.release()}", "",
-             "| limit | tokens/s | predicted | read per token | of the I/O bound | peer (mmap) | ratio | prompt tokens/s | peak |",
-             "|---|---|---|---|---|---|---|---|---|"]
+             HEAD]
     mine_line, peer_line = [], []
-    for budget in args.budgets:
-        runs = []
-        peers = []
+    for budget in sorted(args.budgets):
         mine = ours(args, budget)
-        runs.append(mine)
         peer = theirs(args, budget)
-        peers.append(peer)
         if "decode" in mine:
             mine_line.append((budget / 1e9, mine["decode"]))
         if peer and "decode" in peer:
-            peer_line.append((budget / 1e9, statistics.median(p["decode"] for p in peers)))
+            peer_line.append((budget / 1e9, peer["decode"]))
         lines.append(row(budget, mine, peer, rate))
         print(lines[-1], file=sys.stderr, flush=True)
         if mine.get("peak", 0) > budget:
@@ -174,8 +157,9 @@ def main():
     if args.out:
         with open(args.out + ".md", "w", encoding="utf-8") as file:
             file.write(text)
-        series = [("ganglion", "#0a6", mine_line)] + ([("peer, mmap", "#c33", peer_line)] if peer_line else [])
-        plot(args.out + ".svg", os.path.basename(args.model), series)
+        series = [("ganglion", mine_line)] + ([("peer, mmap", peer_line)] if PEER else [])
+        with open(args.out + ".svg", "w", encoding="utf-8") as file:
+            file.write(line_plot(os.path.basename(args.model), "memory limit, GB", "tokens/s", series))
 
 
 if __name__ == "__main__":

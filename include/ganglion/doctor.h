@@ -20,6 +20,20 @@ struct DiskSample {
   int depth = 0;            ///< Reads under way at once.
   bool sequential = false;
   double bytes_per_s = 0;
+  double cpu_s_per_read = 0;  ///< Processor time, all threads and the kernel's work for them together.
+};
+
+struct KernelSample {
+  std::string type;                ///< Of the weights.
+  std::string isa;                 ///< Kernel table.
+  size_t tokens = 0;               ///< Evaluated together: 1 as when answering, 64 as when reading a prompt.
+  double multiply_adds_per_s = 0;  ///< One thread, weights in cache.
+};
+
+struct DoctorOptions {
+  /// A large file to read; empty: a temporary one of 256 MiB in the working directory, removed after.
+  std::string disk_path;
+  bool quick = false;  ///< Under 5 s instead of under 30 s: fewer sizes and depths.
 };
 
 struct DoctorReport {
@@ -38,11 +52,18 @@ struct DoctorReport {
   std::string io_note;    ///< Why not io_uring, if so.
   bool direct_io = false;
   std::vector<DiskSample> disk;
+  std::vector<KernelSample> kernels;
+  std::string device;  ///< device_identity() of what was read.
+  int64_t measured_unix_s = 0;
 };
 
-/// Measures for a few seconds. Reads `disk_path` (a large file); if it is empty, a temporary file of 256 MiB
-/// in the working directory, removed after. Errors: kIo, kNotFound; kResources where the disk is full.
-Result<DoctorReport> examine_machine(const std::string& disk_path);
+/// Errors: kIo, kNotFound; kResources where the disk is full.
+Result<DoctorReport> examine_machine(const DoctorOptions& options);
+
+/// DoctorReport::cpu of this machine.
+std::string processor_name();
+/// The device that a file lies on: numbers, file system, model and serial number where they can be read.
+std::string device_identity(const std::string& path);
 
 /// What a prediction needs to know of a machine and the disk that a model lies on.
 struct MachineRates {
@@ -61,6 +82,9 @@ Result<MachineRates> measure_rates(const PlanSummary& plan);
 /// `cache_dir`.
 Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary& plan, int64_t most_age_s);
 Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates);
+
+/// What a report says of a plan's threads, kernels and weight type. Pure. Errors: kNotFound if it lacks any.
+Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& plan);
 
 struct Prediction {
   double decode_tokens_per_s = 0;

@@ -69,9 +69,11 @@ struct EngineStats {
   uint64_t expert_hits = 0;  ///< Expert blocks.
   uint64_t expert_misses = 0;
   uint64_t ahead_reads = 0;    ///< Expert blocks read before they were known to be needed...
-  uint64_t ahead_used = 0;     ///< ...and then needed.
+  uint64_t ahead_used = 0;     ///< ...and then needed...
+  uint64_t ahead_wasted = 0;   ///< ...or evicted unused, counted when they are read again.
   bool look_ahead_on = false;  ///< Kept only while it is measured to pay.
   int64_t io_wait_ns = 0;      ///< Time in which nothing could be computed.
+  int64_t pass_ns = 0;         ///< Time in passes over the model; less io_wait_ns, it is that of computing.
   // Of a pack: neurons that were predicted active...
   uint64_t neurons_resident = 0;    ///< ...and are always in memory,
   uint64_t neurons_cached = 0;      ///< ...were cached, or read ahead,
@@ -109,6 +111,9 @@ class Engine {
   /// Requires: loaded. Errors: kResources (another session holds the KV pages).
   virtual Result<std::unique_ptr<Session>> new_session() = 0;
   virtual EngineStats stats() const = 0;
+  /// Between evaluations: tells `sink` (null: nobody any more) of all routing from now on. Requires: loaded;
+  /// `sink` outlives its use. Cost: none without a sink.
+  virtual void set_routing_sink(RoutingSink* sink) = 0;
 
   /// Shrinks or grows caches between tokens. Requires: loaded. Errors: kResources if `bytes` is below the
   /// minimum, the present budget staying; kIo and kModelFile from reading weights.

@@ -19,11 +19,25 @@ class LogitSink {
   /// For finding where a layer goes wrong: the last token's input of each layer [D], then the final norm's
   /// output.
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
+  /// For statistics of activations: what the FFN of `layer` reads [D] for the token at `position`; valid
+  /// during the call.
+  virtual void ffn_input(size_t /*layer*/, size_t /*position*/, std::span<const float> /*x*/) {}
 };
 
 /// What tokens are to a sequence. Packs evaluate prompts with all neurons and what is generated with those
 /// that are predicted to be active; other models make no difference.
 enum class Phase { kPrompt, kGeneration };
+
+/// Learns where a mixture of experts sends its tokens, on the thread that evaluates, between products: must
+/// be quick and must not call the engine.
+class RoutingSink {
+ public:
+  virtual ~RoutingSink() = default;
+  /// A pass over the model begins; row 0 of it is at `first_position` of its sequence.
+  virtual void begin_pass(size_t first_position) = 0;
+  /// Row `row` of the pass goes to `experts` in `layer`, ascending; valid during the call.
+  virtual void routed(size_t row, size_t layer, std::span<const uint32_t> experts) = 0;
+};
 
 /// Made by Engine::new_session, must not outlive its engine. Not thread-safe, but sessions of one engine may
 /// be used on several threads. After an error other than kInvalidArgument, kContextOverflow and kCancelled a

@@ -44,7 +44,8 @@ struct ReadOp {
   // The queue's own.
   uint64_t progress = 0;
   int attempts = 0;
-  bool direct = false;  ///< How the system call under way, or the next one, reads.
+  int interruptions = 0;  ///< In a row.
+  bool direct = false;    ///< How the system call under way, or the next one, reads.
   ReadOp* next = nullptr;
 };
 

@@ -89,6 +89,7 @@ bool may_be_cached(int fd, uint64_t offset, uint64_t length) {
 void begin(ReadOp* op, bool allow_direct) {
   op->progress = 0;
   op->attempts = 0;
+  op->interruptions = 0;
   op->read_bytes = 0;
   op->from_page_cache = false;
   op->direct = allow_direct && op->file->direct_fd() >= 0;
@@ -103,7 +104,13 @@ ReadStep next_read(const ReadOp& op) {
 NextStep advance(ReadOp* op, int64_t result) {
   if (result < 0) {
     const int error = static_cast<int>(-result);
-    if (error == EINTR || error == EAGAIN) return NextStep::kAgain;
+    if ((error == EINTR || error == EAGAIN) && ++op->interruptions < kMaxInterruptions)
+      return NextStep::kAgain;
+    if (error == EINTR || error == EAGAIN) {
+      return finish(op, describe(*op, base::format("interrupted %d times in a row (%s)", op->interruptions,
+                                                   std::strerror(error))
+                                          .c_str()));
+    }
     if ((error == EINVAL || error == EOPNOTSUPP) && op->direct) {
       op->direct = false;
       return NextStep::kAgainBuffered;
@@ -116,7 +123,10 @@ NextStep advance(ReadOp* op, int64_t result) {
   op->read_bytes += static_cast<uint64_t>(result);
   op->progress = std::max(op->progress, reached);
   if (op->progress >= needed_from_begin(*op)) return finish(op, base::ok_status());
-  if (moved) return NextStep::kAgain;
+  if (moved) {
+    op->interruptions = 0;
+    return NextStep::kAgain;
+  }
   // Nothing more came: the end of the file, unless the file system only refuses the unaligned rest.
   if (op->direct) {
     op->direct = false;

@@ -6,6 +6,8 @@
 namespace ganglion::async_io {
 
 inline constexpr int kMaxAttempts = 3;
+/// EINTR and EAGAIN in a row, without a byte in between. Signals and busy kernels end long before.
+inline constexpr int kMaxInterruptions = 10'000;
 
 /// kAgainBuffered: again, and the file refuses direct reads altogether.
 enum class NextStep : uint8_t { kFinished, kAgain, kAgainBuffered };
@@ -23,9 +25,9 @@ void begin(ReadOp* op, bool allow_direct);
 
 ReadStep next_read(const ReadOp& op);
 
-/// Takes the result of next_read() (bytes, or -errno). Continues short reads, retries EINTR/EAGAIN freely and
-/// other errors kMaxAttempts times, goes on without direct reads (op->direct) where the file refuses one, and
-/// fills op->status at the end.
+/// Takes the result of next_read() (bytes, or -errno). Continues short reads, retries EINTR/EAGAIN
+/// kMaxInterruptions times in a row and other errors kMaxAttempts times, goes on without direct reads
+/// (op->direct) where the file refuses one, and fills op->status at the end.
 NextStep advance(ReadOp* op, int64_t result);
 
 /// Decides when the page cache is worth asking: after a few misses only now and then.

@@ -91,6 +91,23 @@ TEST_F(ReadStepTest, InterruptionsAreNoAttempts) {
   EXPECT_TRUE(op_.status.ok());
 }
 
+TEST_F(ReadStepTest, EndlessInterruptionEndsWithFileAndOffset) {
+  int calls = 1;
+  while (advance(&op_, -EAGAIN) == NextStep::kAgain) ++calls;
+  EXPECT_EQ(calls, kMaxInterruptions);
+  EXPECT_EQ(op_.status.code(), base::Code::kIo);
+  EXPECT_NE(op_.status.message().find(path_), std::string::npos) << op_.status.message();
+  EXPECT_NE(op_.status.message().find("5000"), std::string::npos) << op_.status.message();
+}
+
+TEST_F(ReadStepTest, ProgressForgivesInterruptions) {
+  for (int i = 0; i + 1 < kMaxInterruptions; ++i) ASSERT_EQ(advance(&op_, -EINTR), NextStep::kAgain);
+  ASSERT_EQ(advance(&op_, 4096), NextStep::kAgain);
+  for (int i = 0; i + 1 < kMaxInterruptions; ++i) ASSERT_EQ(advance(&op_, -EINTR), NextStep::kAgain);
+  EXPECT_EQ(advance(&op_, 9904 - 4096), NextStep::kFinished);
+  EXPECT_TRUE(op_.status.ok());
+}
+
 TEST_F(ReadStepTest, AnErrorIsRetriedABoundedNumberOfTimesAndThenNamed) {
   for (int i = 1; i < kMaxAttempts; ++i) ASSERT_EQ(advance(&op_, -EIO), NextStep::kAgain);
   ASSERT_EQ(advance(&op_, -EIO), NextStep::kFinished);

@@ -47,21 +47,28 @@ class SampleSink final : public engine::PassSink {
   const Status& status() const { return status_; }
 
   void logits(size_t, std::span<const float>) override {}
-  void ffn_input(size_t layer, size_t rows, size_t dim, const float* inputs, size_t stride,
-                 std::span<const model::Routed> routed) override {
-    if (!status_.ok()) return;
-    row_.clear();
-    for (size_t t = 0; t < rows; ++t) row_.insert(row_.end(), inputs + t * stride, inputs + t * stride + dim);
-    status_ = append(samples_.path(layer, "inputs"), row_.data(), row_.size() * sizeof(float));
-    experts_.clear();
+  void ffn_input(size_t layer, size_t, std::span<const float> x) override {
+    if (layer != layer_) flush();
+    layer_ = layer;
+    inputs_.insert(inputs_.end(), x.begin(), x.end());
+  }
+  void routed(size_t, size_t, std::span<const model::Routed> routed) override {
     for (const model::Routed& choice : routed) experts_.push_back(choice.expert);
+  }
+  // Writes what the layer just shown has collected.
+  void flush() {
+    if (status_.ok() && !inputs_.empty())
+      status_ = append(samples_.path(layer_, "inputs"), inputs_.data(), inputs_.size() * sizeof(float));
     if (status_.ok() && !experts_.empty())
-      status_ = append(samples_.path(layer, "experts"), experts_.data(), experts_.size() * sizeof(uint32_t));
+      status_ = append(samples_.path(layer_, "experts"), experts_.data(), experts_.size() * sizeof(uint32_t));
+    inputs_.clear();
+    experts_.clear();
   }
 
  private:
   const ActivationSamples& samples_;
-  std::vector<float> row_;
+  size_t layer_ = 0;
+  std::vector<float> inputs_;
   std::vector<uint32_t> experts_;
   Status status_;
 };
@@ -105,6 +112,7 @@ Result<std::unique_ptr<ActivationSamples>> ActivationSamples::collect(
     for (size_t i = 0; i < count; ++i)
       rows.push_back({.token = tokens[at + i], .position = sequence.length() + i, .sequence = &sequence});
     GANGLION_RETURN_IF_ERROR(runtime->forward().run(rows, {.next_output = false}, nullptr, &sink));
+    sink.flush();
     GANGLION_RETURN_IF_ERROR(sink.status());
     sequence.advance(count);
     at += count;

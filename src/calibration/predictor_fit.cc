@@ -222,7 +222,8 @@ class Fitter {
       for (size_t t = 0; t < fit_tokens_; ++t) {
         for (size_t r = 0; r < rows; ++r) {
           by_neuron[r][t] = by_token[t][r];
-          result_.frequency[first + r] += by_token[t][r] > 0 ? 1.0F : 0.0F;  // For prices; counted well later.
+          result_.frequency[first + r] +=
+              by_token[t][r] > 0 ? 1.0F : 0.0F;  // For prices; counted well later.
         }
       }
       Rows part(rank, rows);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cli/command.h"
+#include "cli/pass_log.h"
 #include "cli/progress.h"
 
 namespace ganglion::cli {
@@ -16,6 +17,7 @@ namespace {
 
 struct BenchFlags {
   ModelFlags model;
+  LogFlags log;
   size_t prompt_tokens = 512;
   size_t decode_tokens = 128;
   size_t depth = 0;
@@ -65,12 +67,12 @@ double deviation(const std::vector<double>& values) {
 /// Feeds random tokens, as the field's benchmarks do: speed does not depend on which.
 class Bench {
  public:
-  Bench(const BenchFlags& flags, Engine& engine, Session& session)
-      : flags_(flags), engine_(engine), session_(session) {}
+  Bench(const BenchFlags& flags, Engine& engine, Session& session, PassLog& log)
+      : flags_(flags), engine_(engine), session_(session), log_(log) {}
 
   Result<Measured> run() {
     // One unmeasured token: pages are touched and caches filled.
-    const Status warm = feed(1, Phase::kPrompt);
+    const Status warm = feed("warm-up", 1, Phase::kPrompt);
     if (!warm.ok()) return warm;
     Progress progress("measuring");
     for (size_t i = 0; i < flags_.repetitions; ++i) {
@@ -82,26 +84,28 @@ class Bench {
   }
 
  private:
-  Status feed(size_t count, Phase phase) {
+  Status feed(const char* name, size_t count, Phase phase) {
     std::vector<int32_t> tokens(count);
     for (int32_t& token : tokens) {
       token = static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
     }
-    return session_.evaluate(tokens, &interrupted(), nullptr, phase);
+    const Status status = session_.evaluate(tokens, &interrupted(), nullptr, phase);
+    log_.add(name, count);
+    return status;
   }
 
   Status repeat() {
     if (flags_.prompt_tokens > 0) {
       session_.reset();
       const double start = now_s();
-      const Status status = feed(flags_.prompt_tokens, Phase::kPrompt);
+      const Status status = feed("prompt", flags_.prompt_tokens, Phase::kPrompt);
       if (!status.ok()) return status;
       measured_.prompt_rates.push_back(static_cast<double>(flags_.prompt_tokens) / (now_s() - start));
     }
     if (flags_.decode_tokens == 0) return ok_status();
     session_.reset();
     if (flags_.depth > 0) {
-      const Status status = feed(flags_.depth, Phase::kPrompt);
+      const Status status = feed("depth", flags_.depth, Phase::kPrompt);
       if (!status.ok()) return status;
     }
     const EngineStats before = engine_.stats();
@@ -109,7 +113,7 @@ class Bench {
     for (size_t i = 0; i < flags_.decode_tokens; ++i) {
       follow_budget_signals(engine_);
       const double token_start = now_s();
-      const Status status = feed(1, Phase::kGeneration);
+      const Status status = feed("answer", 1, Phase::kGeneration);
       if (!status.ok()) return status;
       measured_.decode_ms.push_back((now_s() - token_start) * 1e3);
     }
@@ -131,6 +135,7 @@ class Bench {
   const BenchFlags& flags_;
   Engine& engine_;
   Session& session_;
+  PassLog& log_;
   std::mt19937 random_{42};
   Measured measured_;
 };
@@ -237,9 +242,14 @@ int run_bench(BenchFlags& flags) {
   Result<std::unique_ptr<Session>> session = engine.value()->new_session();
   if (!session.ok()) return fail(session.status());
   const Result<Prediction> predicted = predict_speed(engine.value()->plan());
-  Bench bench(flags, *engine.value(), *session.value());
+  Result<std::unique_ptr<PassLog>> log =
+      PassLog::create(flags.log, *engine.value(), flags.model.engine.model_path);
+  if (!log.ok()) return fail(log.status());
+  Bench bench(flags, *engine.value(), *session.value(), *log.value());
   const Result<Measured> measured = bench.run();
   if (!measured.ok()) return fail(measured.status());
+  const Status logged = log.value()->finish();
+  if (!logged.ok()) return fail(logged);
   const PlanSummary& plan = engine.value()->plan();
   const Prediction* prediction = predicted.ok() ? &predicted.value() : nullptr;
   const ordered_json all = facts(flags, plan, measured.value(), prediction);
@@ -257,6 +267,7 @@ void register_bench(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("bench", "Measure prompt and answer speed on random tokens");
   auto flags = std::make_shared<BenchFlags>();
   flags->model.add_to(*command);
+  flags->log.add_to(*command);
   bounded(command->add_option("-p,--n-prompt", flags->prompt_tokens, "Tokens of the prompt test (0: none)"),
           1 << 24)
       ->capture_default_str();
@@ -269,9 +280,10 @@ void register_bench(CLI::App& app, CommandBody* body) {
   bounded(command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed"),
           1000)
       ->capture_default_str();
-  command->add_option("-o,--output", flags->output, "md, csv, json or jsonl")
-      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
-      ->capture_default_str();
+  command->add_option("-o,--output", flags->output, "Form of the result")
+      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}).description(""))
+      ->capture_default_str()
+      ->type_name("md|csv|json|jsonl");
   command->callback([flags, body] { *body = [flags] { return run_bench(*flags); }; });
 }
 

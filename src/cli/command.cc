@@ -12,6 +12,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "cli/machine_profile.h"
 #include "cli/progress.h"
 
 namespace ganglion::cli {
@@ -84,7 +85,7 @@ void ModelFlags::add_to(CLI::App& app) {
   add_header_flags(app, &engine, &overrides);
   app.add_option("--mem", engine.memory, "Memory for everything: 64M, 4G, 75%, auto or min")
       ->capture_default_str()
-      ->type_name("SIZE");
+      ->type_name("SIZE|auto|min");
   bounded(app.add_option("-t,--threads", engine.threads, "Compute threads (0: one per core)"), 256)
       ->capture_default_str();
   bounded(app.add_option("-c,--ctx-size", engine.context, "Context in tokens (0: trained, at most 4096)"),
@@ -94,8 +95,9 @@ void ModelFlags::add_to(CLI::App& app) {
                          "Prompt tokens evaluated together (0: planned)"),
           1 << 14)
       ->capture_default_str();
-  app.add_option("--kv-type", engine.kv_type, "Type of the KV cache: f16, q8_0 or f32")
-      ->capture_default_str();
+  app.add_option("--kv-type", engine.kv_type, "Type of the KV cache")
+      ->capture_default_str()
+      ->type_name("f16|q8_0|f32");
   app.add_option("--isa", engine.isa, "Kernel table (default: the best one)")->envname("GANGLION_ISA");
   app.add_flag_callback(
       "--no-io-uring", [this] { engine.io_uring = false; }, "Read with a pool of threads");
@@ -142,9 +144,9 @@ Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
   install_signal_handlers();
   Result<std::unique_ptr<Engine>> engine = Engine::open(flags.engine);
   if (!engine.ok()) return engine;
-  for (const std::string& note : engine.value()->plan().notes)
-    std::fprintf(stderr, "note: %s\n", note.c_str());
   if (!flags.quiet) {
+    for (const std::string& note : engine.value()->plan().notes)
+      std::fprintf(stderr, "note: %s\n", note.c_str());
     const PlanSummary& plan = engine.value()->plan();
     // A model that is all in memory starts at once; what it will do is no surprise.
     Result<Prediction> prediction = Status(Code::kNotFound, "not asked for");
@@ -175,16 +177,16 @@ std::string bytes_text(double bytes) {
 
 Result<Prediction> predict_speed(const PlanSummary& plan) {
   constexpr int64_t kHour = 3600;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  std::string folder;
-  if (cache != nullptr && *cache != 0) {
-    folder = std::string(cache) + "/ganglion";
-  } else if (home != nullptr && *home != 0) {
-    folder = std::string(home) + "/.cache/ganglion";
-  }
+  const std::string folder = cache_folder();
   Result<MachineRates> rates = Status(Code::kNotFound, "no cache folder");
-  if (!folder.empty()) rates = load_rates(folder, plan, kHour);
+  if (!folder.empty()) {
+    const Result<DoctorReport> profile =
+        load_profile(folder, device_identity(plan.first_file), processor_name(), kHour);
+    if (profile.ok()) rates = rates_from(profile.value(), plan);
+    if (profile.status().code() == Code::kInvalidArgument)
+      std::fprintf(stderr, "note: ignored: %s\n", profile.status().message().c_str());
+    if (!rates.ok()) rates = load_rates(folder, plan, kHour);
+  }
   if (!rates.ok()) {
     rates = measure_rates(plan);
     if (!rates.ok()) return rates.status();

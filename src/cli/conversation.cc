@@ -66,11 +66,19 @@ Status Conversation::evaluate_prompt(Generator& generator, const std::vector<int
   facts->prompt_tokens = prompt.size() - common;
   const double start = now_s();
   const std::span<const int32_t> all(prompt);
-  Progress progress("reading the prompt");
+  struct Shown {
+    Progress progress{"reading the prompt"};
+    PassLog* log;
+    uint64_t done = 0;
+  } shown{.log = log_};
   const Status status = generator.prompt(
       all.first(common), all.subspan(common), &interrupted(), engine_.plan().chunk,
-      [](void* shown, uint64_t done, uint64_t total) { static_cast<Progress*>(shown)->update(done, total); },
-      &progress);
+      [](void* context, uint64_t done, uint64_t total) {
+        auto* to = static_cast<Shown*>(context);
+        to->progress.update(done, total);
+        if (to->log != nullptr) to->log->add("prompt", done - std::exchange(to->done, done));
+      },
+      &shown);
   facts->prompt_s = now_s() - start;
   facts->interrupted = status.code() == Code::kCancelled;
   return facts->interrupted ? ok_status() : status;
@@ -93,6 +101,7 @@ Status Conversation::generate_answer(Generator& generator, int64_t most, std::st
     facts->interrupted = interrupted();
     if (tokens.status().code() == Code::kCancelled) break;
     if (!tokens.ok()) return tokens.status();
+    if (log_ != nullptr) log_->add("answer", tokens.value().size());
     for (const int32_t token : tokens.value()) {
       ended = engine_.text().is_end_of_generation(token);
       if (ended) break;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/pass_log.h"
 #include "ganglion/generation.h"
 #include "ganglion/sampling.h"
 
@@ -32,6 +33,8 @@ class Conversation {
   /// Continues `prompt` as it is. Text goes to stdout as it comes. `most`: tokens, negative for no limit.
   Result<AnswerFacts> complete(const std::string& prompt, int64_t most);
 
+  /// Told of every pass; must outlive the conversation.
+  void set_log(PassLog* log) { log_ = log; }
   void set_template(std::string source) { template_ = std::move(source); }
   void add_message(const std::string& role, const std::string& content);
   /// Renders the messages, answers, and adds the answer as a message.
@@ -47,6 +50,7 @@ class Conversation {
   Session& session_;
   Sampler& sampler_;
   GenerationOptions generation_;
+  PassLog* log_ = nullptr;
   std::string template_;
   nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
   std::vector<int32_t> evaluated_;  ///< What the session holds.

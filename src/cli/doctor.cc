@@ -1,14 +1,10 @@
 // doctor: what this machine can do.
 #include "ganglion/doctor.h"
 
-#include <nlohmann/json.hpp>
-
 #include "cli/command.h"
-#include "ganglion/version.h"
+#include "cli/machine_profile.h"
 
 namespace ganglion::cli {
-
-using nlohmann::ordered_json;
 
 namespace {
 
@@ -34,7 +30,14 @@ std::string doctor_text(const DoctorReport& report) {
     text += "memory bandwidth  " + rate_text(sample.bytes_per_s) + " with " + std::to_string(sample.threads) +
             " threads\n";
   }
-  text += "storage           " + report.disk_file;
+  for (const KernelSample& sample : report.kernels) {
+    char line[128];
+    std::snprintf(line, sizeof line,
+                  "kernel            %-6s %2zu tokens %8.1f billion multiply-adds/s per thread\n",
+                  sample.type.c_str(), sample.tokens, sample.multiply_adds_per_s / 1e9);
+    text += line;
+  }
+  text += "storage           " + report.disk_file + " (" + report.device + ")";
   if (!report.disk.empty()) {
     text += ", " + report.io + (report.direct_io ? ", direct" : ", NOT direct: the page cache takes part");
   }
@@ -42,44 +45,30 @@ std::string doctor_text(const DoctorReport& report) {
   if (!report.io_note.empty()) text += "                  " + report.io_note + "\n";
   for (const DiskSample& sample : report.disk) {
     char line[128];
-    std::snprintf(line, sizeof line, "  %-10s %-10s depth %-3d %12s\n",
+    std::snprintf(line, sizeof line, "  %-10s %-10s depth %-3d %12s %9.1f us CPU per read\n",
                   bytes_text(static_cast<double>(sample.read_bytes)).c_str(),
                   sample.sequential ? "sequential" : "random", sample.depth,
-                  rate_text(sample.bytes_per_s).c_str());
+                  rate_text(sample.bytes_per_s).c_str(), sample.cpu_s_per_read * 1e6);
     text += line;
   }
   return text;
 }
 
-std::string doctor_json(const DoctorReport& report) {
-  ordered_json out = {{"build", build_facts()},
-                      {"cpu", report.cpu},
-                      {"cpu_features", report.cpu_features},
-                      {"threads", report.threads},
-                      {"kernel_tables", report.kernel_tables},
-                      {"kernel_self_test", report.kernel_self_test},
-                      {"available_bytes", report.available_bytes},
-                      {"cgroup_limit_bytes", report.cgroup_limit_bytes},
-                      {"rlimit_bytes", report.rlimit_bytes},
-                      {"auto_budget_bytes", report.auto_budget_bytes},
-                      {"io", report.io},
-                      {"direct_io", report.direct_io}};
-  for (const BandwidthSample& sample : report.memory) {
-    out["memory"].push_back({{"threads", sample.threads}, {"bytes_per_s", sample.bytes_per_s}});
-  }
-  for (const DiskSample& sample : report.disk) {
-    out["disk"].push_back({{"read_bytes", sample.read_bytes},
-                           {"depth", sample.depth},
-                           {"sequential", sample.sequential},
-                           {"bytes_per_s", sample.bytes_per_s}});
-  }
-  return out.dump(1) + "\n";
-}
+struct DoctorFlags {
+  DoctorOptions options;
+  bool json = false;
+};
 
-int run_doctor(const std::string& path, bool json) {
-  const Result<DoctorReport> report = examine_machine(path);
+int run_doctor(const DoctorFlags& flags) {
+  const Result<DoctorReport> report = examine_machine(flags.options);
   if (!report.ok()) return fail(report.status());
-  const Status written = write_out(json ? doctor_json(report.value()) : doctor_text(report.value()));
+  const std::string folder = cache_folder();
+  if (!folder.empty() && !report.value().disk.empty()) {
+    // plan and run then predict by it; where it cannot be kept they measure themselves.
+    const Status saved = save_profile(folder, report.value());
+    if (!saved.ok()) std::fprintf(stderr, "note: the profile is not kept: %s\n", saved.message().c_str());
+  }
+  const Status written = write_out(flags.json ? profile_json(report.value()) : doctor_text(report.value()));
   return written.ok() ? 0 : fail(written);
 }
 
@@ -87,11 +76,12 @@ int run_doctor(const std::string& path, bool json) {
 
 void register_doctor(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("doctor", "Measure processor, memory and disk of this machine");
-  auto path = std::make_shared<std::string>();
-  auto json = std::make_shared<bool>(false);
-  command->add_option("-m,--model,file", *path, "Large file to read from (default: a temporary one here)");
-  command->add_flag("--json", *json, "Print JSON");
-  command->callback([path, json, body] { *body = [path, json] { return run_doctor(*path, *json); }; });
+  auto flags = std::make_shared<DoctorFlags>();
+  command->add_option("-m,--model,file", flags->options.disk_path,
+                      "Large file to read from (default: a temporary one here)");
+  command->add_flag("--quick", flags->options.quick, "A few sizes and depths only, in under 5 seconds");
+  command->add_flag("--json", flags->json, "Print JSON");
+  command->callback([flags, body] { *body = [flags] { return run_doctor(*flags); }; });
 }
 
 }  // namespace ganglion::cli

@@ -89,7 +89,43 @@ int run_inspect(const InspectFlags& flags) {
   return written.ok() ? 0 : fail(written);
 }
 
-int run_verify(const std::string& path, bool sha256) {
+std::string verify_text(const std::vector<ShardVerdict>& verdicts) {
+  std::string text;
+  std::string told;  // The last fault; that of a single file is the model's, too.
+  for (const ShardVerdict& verdict : verdicts) {
+    const std::string name = verdict.path.empty() ? "model" : verdict.path;
+    if (verdict.status.ok()) {
+      text += "ok   " + name;
+      if (!verdict.path.empty()) text += "  " + bytes_text(static_cast<double>(verdict.bytes));
+    } else if (verdict.path.empty() && verdict.status.message() == told) {
+      continue;
+    } else {
+      told = verdict.status.message();
+      text += "BAD  " + name + ": " + told;
+    }
+    text += verdict.sha256.empty() ? "\n" : "  sha256 " + verdict.sha256 + "\n";
+  }
+  return text;
+}
+
+std::string verify_json(const std::vector<ShardVerdict>& verdicts, bool ok) {
+  ordered_json out = {{"ok", ok}, {"files", ordered_json::array()}};
+  for (const ShardVerdict& verdict : verdicts) {
+    ordered_json entry;
+    if (!verdict.path.empty()) entry = {{"path", verdict.path}, {"bytes", verdict.bytes}};
+    entry["ok"] = verdict.status.ok();
+    if (!verdict.status.ok()) entry["error"] = verdict.status.message();
+    if (!verdict.sha256.empty()) entry["sha256"] = verdict.sha256;
+    if (verdict.path.empty()) {
+      out["model"] = entry;
+    } else {
+      out["files"].push_back(entry);
+    }
+  }
+  return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+int run_verify(const std::string& path, bool sha256, bool json) {
   Result<std::vector<ShardVerdict>> verdicts = std::vector<ShardVerdict>();
   {
     Progress progress("hashing");
@@ -102,19 +138,11 @@ int run_verify(const std::string& path, bool sha256) {
   }
   if (!verdicts.ok()) return fail(verdicts.status());
   int code = 0;
-  std::string text;
   for (const ShardVerdict& verdict : verdicts.value()) {
-    const std::string name = verdict.path.empty() ? "model" : verdict.path;
-    if (verdict.status.ok()) {
-      text += "ok   " + name;
-      if (!verdict.path.empty()) text += "  " + bytes_text(static_cast<double>(verdict.bytes));
-    } else {
-      text += "BAD  " + name + ": " + verdict.status.message();
-      if (code == 0) code = exit_code(verdict.status.code());
-    }
-    text += verdict.sha256.empty() ? "\n" : "  sha256 " + verdict.sha256 + "\n";
+    if (code == 0 && !verdict.status.ok()) code = exit_code(verdict.status.code());
   }
-  const Status written = write_out(text);
+  const Status written =
+      write_out(json ? verify_json(verdicts.value(), code == 0) : verify_text(verdicts.value()));
   return written.ok() ? code : fail(written);
 }
 
@@ -179,7 +207,11 @@ void register_verify(CLI::App& app, CommandBody* body) {
   auto sha256 = std::make_shared<bool>(false);
   command->add_option("-m,--model,model", *path, "GGUF file, any shard, or a directory")->required();
   command->add_flag("--sha256", *sha256, "Print each file's SHA-256 (reads all of it)");
-  command->callback([path, sha256, body] { *body = [path, sha256] { return run_verify(*path, *sha256); }; });
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print JSON");
+  command->callback([path, sha256, json, body] {
+    *body = [path, sha256, json] { return run_verify(*path, *sha256, *json); };
+  });
 }
 
 void register_plan(CLI::App& app, CommandBody* body) {

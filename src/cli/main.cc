@@ -2,7 +2,6 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
-#include <map>
 #include <system_error>
 
 #include "cli/command.h"
@@ -12,18 +11,11 @@
 namespace ganglion::cli {
 namespace {
 
-// CLI11 reads "-st" as "-s -t"; these spellings of other tools mean one option each.
-const std::map<std::string, std::string> kSingleDash = {
-    {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"},
-    {"-ctk", "--kv-type"},    {"-ctv", "--kv-type"},       {"-ub", "--chunk"},
-    {"-mem", "--mem"},        {"-ngl", "--n-gpu-layers"},  {"-hf", "--hf-repo"},
-};
-
 std::vector<std::string> arguments(int argc, char** argv) {
   std::vector<std::string> args;
   for (int i = argc - 1; i > 0; --i) {  // CLI11 takes them in reverse.
-    const auto alias = kSingleDash.find(argv[i]);
-    args.push_back(alias == kSingleDash.end() ? argv[i] : alias->second);
+    const auto alias = single_dash_aliases().find(argv[i]);
+    args.push_back(alias == single_dash_aliases().end() ? argv[i] : alias->second);
   }
   return args;
 }
@@ -35,10 +27,11 @@ int main_with(int argc, char** argv) {
   app.set_version_flag("--version", build_facts());
   bool completion = false;
   app.add_flag("--completion-bash", completion, "Print a completion script for bash");
+  bool man = false;
+  app.add_flag("--man-page", man, "Print the manual page (roff)");
   app.footer(
       "'ganglion COMMAND --help' explains a command. Exit codes: 0 ok, 1 runtime error, 2 usage, 3 model "
-      "file, "
-      "4 resources, 130 interrupted.");
+      "file, 4 resources, 130 interrupted.");
   CommandBody body;
   for (auto* add : {register_run, register_bench, register_perplexity, register_plan, register_pack,
                     register_convert, register_doctor, register_inspect, register_verify, register_tokenize,
@@ -57,8 +50,8 @@ int main_with(int argc, char** argv) {
                  unknown ? ("unknown command '" + named + "'").c_str() : error.what());
     return exit_code(Code::kInvalidArgument);
   }
-  if (completion) {
-    const Status written = write_out(bash_completion(app));
+  if (completion || man) {
+    const Status written = write_out(completion ? bash_completion(app) : man_page(app));
     return written.ok() ? 0 : fail(written);
   }
   if (!body) {

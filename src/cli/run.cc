@@ -14,6 +14,7 @@ namespace {
 struct RunFlags {
   ModelFlags model;
   SamplingFlags sampling;
+  LogFlags log;
   std::string prompt;
   std::string prompt_file;
   std::string system_prompt;
@@ -180,9 +181,7 @@ int run_run(RunFlags& flags) {
       Sampler::create(flags.sampling.options, engine.text().vocab_size(), &engine.text());
   if (!sampler.ok()) return fail(sampler.status());
   if (!flags.model.quiet) {
-    std::fprintf(stderr, "sampling: seed %llu, %s\n\n",
-                 static_cast<unsigned long long>(sampler.value()->seed()),
-                 sampler.value()->describe().c_str());
+    std::fprintf(stderr, "sampling: %s\n\n", sampler.value()->describe().c_str());
   }
   Result<std::unique_ptr<Session>> session = engine.new_session();
   if (!session.ok()) return fail(session.status());
@@ -190,10 +189,16 @@ int run_run(RunFlags& flags) {
   Conversation conversation(
       engine, *session.value(), *sampler.value(),
       {.most_drafted = drafts ? draft.value() : 0, .always_draft = flags.draft != "auto"});
+  Result<std::unique_ptr<PassLog>> log = PassLog::create(flags.log, engine, flags.model.engine.model_path);
+  if (!log.ok()) return fail(log.status());
+  conversation.set_log(log.value().get());
   conversation.set_template(source.value());
   if (!flags.system_prompt.empty()) conversation.add_message("system", flags.system_prompt);
-  if (!given) return chat(flags, engine.plan(), conversation);
-  return answer_once(flags, engine.plan(), conversation, prompt.value(), flags.raw || !no_chat.ok());
+  const int code =
+      given ? answer_once(flags, engine.plan(), conversation, prompt.value(), flags.raw || !no_chat.ok())
+            : chat(flags, engine.plan(), conversation);
+  const Status logged = log.value()->finish();
+  return code == 0 && !logged.ok() ? fail(logged) : code;
 }
 
 }  // namespace
@@ -213,9 +218,10 @@ void register_run(CLI::App& app, CommandBody* body) {
   command->add_flag("--raw,--no-conversation", flags->raw,
                     "Continue the prompt as it is, without the chat template");
   command->add_option("--chat-template-file", flags->template_file, "Jinja template instead of the model's");
-  command
-      ->add_option("--draft", flags->draft, "Tokens to draft per pass by prompt lookup: auto, off or 0 to 16")
-      ->capture_default_str();
+  command->add_option("--draft", flags->draft, "Tokens to draft per pass by prompt lookup, 0 to 16")
+      ->capture_default_str()
+      ->type_name("auto|off|N");
+  flags->log.add_to(*command);
   flags->sampling.add_to(*command);
   command->callback([flags, body] { *body = [flags] { return run_run(*flags); }; });
 }

@@ -320,6 +320,17 @@ TEST_F(Convert, WritesRopeScalingOfBothStyles) {
   EXPECT_EQ(number("llama.rope.scaling.attn_factor"), 1);
 }
 
+TEST_F(Convert, WritesAWindowOnlyWhereItIsShorterThanTheContext) {
+  CheckpointForTest checkpoint;
+  checkpoint.config["architectures"] = {"MistralForCausalLM"};
+  for (const auto& [window, expected] : {std::pair{64, 64}, {256, 0}, {4096, 0}}) {
+    checkpoint.config["sliding_window"] = window;
+    ASSERT_TRUE(convert(checkpoint.write(root_ / "hf")).ok());
+    EXPECT_EQ(output().metadata().uint_or("llama.attention.sliding_window", 0).value(),
+              static_cast<uint64_t>(expected));
+  }
+}
+
 TEST(Quantise, HalvesGoBothWaysWithoutLoss) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const float value = half_to_float(static_cast<uint16_t>(bits));

@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "engine/runtime.h"
+#include "platform/clock.h"
 #include "platform/memory.h"
 
 namespace ganglion {
@@ -26,6 +27,9 @@ class SessionSink final : public engine::PassSink {
   }
   void hidden(size_t layer, std::span<const float> hidden) override {
     if (caller_ != nullptr) caller_->hidden(layer, hidden);
+  }
+  void ffn_input(size_t layer, size_t row, std::span<const float> x) override {
+    if (caller_ != nullptr) caller_->ffn_input(layer, rows_[row].position, x);
   }
 
  private:
@@ -119,7 +123,10 @@ class SessionImpl final : public Session {
                        .wants_logits = sink != nullptr || (last && i + 1 == tokens.size())});
     }
     SessionSink to(rows_, sink, &logits_);
-    GANGLION_RETURN_IF_ERROR(runtime_.forward().run(rows_, mode, cancel, &to));
+    const int64_t start = platform::now_ns();
+    const Status status = runtime_.forward().run(rows_, mode, cancel, &to);
+    runtime_.add_pass_ns(platform::now_ns() - start);
+    GANGLION_RETURN_IF_ERROR(status);
     sequence_.advance(tokens.size());
     return ok_status();
   }
@@ -153,9 +160,17 @@ class EngineImpl final : public Engine {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());
     if (!runtime_->loaded()) return {};
     const neuron_stream::StreamStats s = runtime_->stream().stats();
-    EngineStats all = {s.device_bytes,  s.cached_bytes, s.reads,      s.expert_hits,
-                       s.expert_misses, s.ahead_reads,  s.ahead_used, runtime_->forward().look_ahead_pays(),
-                       s.wait_ns};
+    EngineStats all = {.device_bytes = s.device_bytes,
+                       .cached_bytes = s.cached_bytes,
+                       .reads = s.reads,
+                       .expert_hits = s.expert_hits,
+                       .expert_misses = s.expert_misses,
+                       .ahead_reads = s.ahead_reads,
+                       .ahead_used = s.ahead_used,
+                       .ahead_wasted = s.ahead_wasted,
+                       .look_ahead_on = runtime_->forward().look_ahead_pays(),
+                       .io_wait_ns = s.wait_ns,
+                       .pass_ns = runtime_->pass_ns()};
     if (runtime_->bundles() != nullptr) {
       const neuron_stream::BundleStats& b = runtime_->bundles()->stats();
       all.io_wait_ns += b.wait_ns;
@@ -166,6 +181,11 @@ class EngineImpl final : public Engine {
       all.neurons_ahead_used = b.ahead_used;
     }
     return all;
+  }
+  void set_routing_sink(RoutingSink* sink) override {
+    const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    GANGLION_CHECK(runtime_->loaded());
+    runtime_->forward().set_routing_sink(sink);
   }
 
  private:

@@ -63,6 +63,7 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
   bool wants_output = false;
   for (const Row& row : rows) wants_output = wants_output || row.wants_logits;
   context_.stream->begin_pass({wants_output, exact_}, {mode.next_output, mode.next_exact});
+  if (routing_sink_ != nullptr) routing_sink_->begin_pass(rows.front().position);
 
   GANGLION_RETURN_IF_ERROR(embed(rows));
   for_rows(rows.size(), [&](size_t i) {
@@ -96,9 +97,10 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
     // h += ffn(norm(h))
     normalise(w.ffn_norm, w.ffn_norm_bias, rows.size(), ffn_forms(w));
     if (moe && !config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
-    sink->ffn_input(layer, rows.size(), config.dim, buffers_->normed.floats(0),
-                    buffers_->normed.float_stride(),
-                    {buffers_->routed, moe ? rows.size() * config.moe.used_count : 0});
+    for (size_t i = 0; i < rows.size(); ++i) {
+      sink->ffn_input(layer, i, {buffers_->normed.floats(i), config.dim});
+      if (moe) sink->routed(layer, i, {buffers_->routed + i * config.moe.used_count, config.moe.used_count});
+    }
     if (w.bundle.present() && !exact_) {
       GANGLION_RETURN_IF_ERROR(sparse_ffn(rows.size(), layer));
     } else if (moe) {
@@ -143,7 +145,9 @@ Status ForwardPass::embed(std::span<const Row> rows) {
     async_io::ReadOp* submitted = &op;
     context_.queue->submit({&submitted, 1});
   }
+  const int64_t wait_start_ns = platform::now_ns();
   while (left > 0) context_.queue->poll(true);
+  context_.stream->add_wait_ns(platform::now_ns() - wait_start_ns);
   for (size_t i = 0; i < rows.size(); ++i) {
     GANGLION_RETURN_IF_ERROR(row_reads_[i].status);
   }

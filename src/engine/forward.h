@@ -11,6 +11,7 @@
 #include "engine/multiply.h"
 #include "engine/scratch.h"
 #include "engine/trial.h"
+#include "ganglion/session.h"
 #include "kernels/kernel_table.h"
 #include "model/attention.h"
 #include "model/kv_cache.h"
@@ -37,9 +38,10 @@ class PassSink {
   virtual void logits(size_t row, std::span<const float> logits) = 0;
   /// The last row's input of each layer, then its output of the final norm [D] (where logits are wanted).
   virtual void hidden(size_t /*layer*/, std::span<const float> /*hidden*/) {}
-  /// What a layer's FFN is given: `rows` rows of `dim` floats, and in an MoE layer their routing, row by row.
-  virtual void ffn_input(size_t /*layer*/, size_t /*rows*/, size_t /*dim*/, const float* /*inputs*/,
-                         size_t /*stride*/, std::span<const model::Routed> /*routed*/) {}
+  /// The normalised input [D] of a layer's FFN for row `row`, valid during the call.
+  virtual void ffn_input(size_t /*layer*/, size_t /*row*/, std::span<const float> /*x*/) {}
+  /// The experts of row `row` in an MoE layer.
+  virtual void routed(size_t /*layer*/, size_t /*row*/, std::span<const model::Routed> /*routed*/) {}
 };
 
 /// How rows are evaluated. Sparse passes take a pack's predicted neurons alone; elsewhere all passes are
@@ -87,6 +89,8 @@ class ForwardPass {
   ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch);
   /// Whether reading the next layer's likely experts ahead was found to pay when last tried.
   bool look_ahead_pays() const { return look_ahead_.pays(); }
+  /// Null: nobody.
+  void set_routing_sink(RoutingSink* sink);
   ~ForwardPass();
 
   /// Evaluates up to `chunk` rows (kSparseRows in a sparse pass) whose KV positions are prepared. Stops with
@@ -111,6 +115,7 @@ class ForwardPass {
   base::Status route(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
+  void report_routing(size_t rows, size_t layer);
   base::Status look_ahead(size_t layer);
   void skip_expert(const model::LayerWeights& weights, uint32_t expert);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
@@ -148,6 +153,8 @@ class ForwardPass {
   Trial look_ahead_;
   bool single_row_ = false;  // this pass decodes one token
   bool exact_ = true;        // this pass takes all neurons
+  RoutingSink* routing_sink_ = nullptr;
+  std::vector<uint32_t> reported_;  // [used]: experts of one row, for routing_sink_
   std::vector<Product> products_;
   std::vector<async_io::ReadOp> row_reads_;
 };

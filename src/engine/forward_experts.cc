@@ -31,12 +31,26 @@ Status ForwardPass::route(size_t rows, size_t layer) {
   return base::ok_status();
 }
 
+void ForwardPass::set_routing_sink(RoutingSink* sink) {
+  routing_sink_ = sink;
+  reported_.resize(context_.config->moe.used_count);
+}
+
+void ForwardPass::report_routing(size_t rows, size_t layer) {
+  const size_t used = reported_.size();
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < used; ++i) reported_[i] = buffers_->routed[row * used + i].expert;
+    routing_sink_->routed(row, layer, reported_);
+  }
+}
+
 // projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each
 // expert is used once per pass; groups are taken in waves that fit the buffers.
 Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
   const ModelConfig& config = *context_.config;
   const size_t used = config.moe.used_count;
   const size_t entries = rows * used;
+  if (routing_sink_ != nullptr) report_routing(rows, layer);
   buffers_->sort_by_expert(config.moe.expert_count, entries);
   const LayerWeights& w = context_.weights->layers[layer];
   const bool bundled = w.bundle.present();

@@ -47,6 +47,7 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
       // Everything that staging held has been used: room for the rest.
       GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
       GANGLION_RETURN_IF_ERROR(request_missing(layer));
+      GANGLION_CHECK(s.requested > s.done);
       bundles.submit();
     }
     GANGLION_RETURN_IF_ERROR(bundles.poll(true));
@@ -185,7 +186,6 @@ Status ForwardPass::request_missing(size_t) {
     const size_t taken = bundles.request(unit.set, {s.wanted, count});
     if (taken < count) {
       while (s.active[s.requested].neuron != s.wanted[taken]) ++s.requested;
-      GANGLION_CHECK(s.requested > s.done || taken > 0);
       break;
     }
     s.requested = end;

@@ -48,6 +48,9 @@ class Runtime {
   std::mutex& mutex() { return mutex_; }
   bool loaded() const { return forward_ != nullptr; }
   size_t chunk() const { return plan_.chunk; }
+  /// Time in passes, counted by their callers under the mutex.
+  void add_pass_ns(int64_t ns) { pass_ns_ += ns; }
+  int64_t pass_ns() const { return pass_ns_; }
 
  private:
   explicit Runtime(const EngineOptions& options) : options_(options) {}
@@ -104,6 +107,7 @@ class Runtime {
   std::unique_ptr<Multiplier> multiplier_;
   std::unique_ptr<model::KvPages> kv_pages_;
   std::unique_ptr<ForwardPass> forward_;
+  int64_t pass_ns_ = 0;
   int64_t last_look_ns_ = 0;
   int64_t last_shrink_ns_ = 0;
   std::mutex mutex_;

@@ -225,6 +225,19 @@ void read_common(KeyReader& keys, ModelConfig* config) {
   read_experts(keys, config);
 }
 
+void read_rectified_activation(KeyReader& keys, ModelConfig* config) {
+  const auto activation = keys.metadata().string_or("ganglion.ffn.activation", "silu");
+  const std::string name = activation.ok() ? activation.value() : "not a string";
+  if (name == "relu") {
+    config->activation = FfnActivation::kRelu;
+  } else if (name == "drelu") {
+    config->activation = FfnActivation::kDRelu;
+  } else if (name != "silu") {
+    keys.fail(base::Code::kUnsupported,
+              "ganglion.ffn.activation is '" + name + "', expected silu, relu or drelu");
+  }
+}
+
 std::vector<std::string> supported_architectures() {
   std::vector<std::string> names;
   for (const Family& family : kFamilies) names.emplace_back(family.name);

@@ -39,6 +39,10 @@ class KeyReader {
 /// The keys that every family has: sizes, heads, norms, rope with its scaling, experts.
 void read_common(KeyReader& keys, ModelConfig* config);
 
+/// `ganglion.ffn.activation`, the string key of ReLU variants of a SwiGLU family, dense or with experts: silu
+/// (or no key), relu (gate rectified) or drelu (gate and up rectified). Fails with kUnsupported for others.
+void read_rectified_activation(KeyReader& keys, ModelConfig* config);
+
 using FamilyReader = void (*)(KeyReader& keys, ModelConfig* config);
 void read_llama(KeyReader& keys, ModelConfig* config);
 void read_qwen2(KeyReader& keys, ModelConfig* config);

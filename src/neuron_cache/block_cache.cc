@@ -1,19 +1,17 @@
 #include "neuron_cache/block_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace ganglion::neuron_cache {
 
 namespace {
-// A use counts half after about 256 tokens: topics change slower than that, and a static list would not
-// follow.
-constexpr float kGrowthPerTick = 1.0027F;
 constexpr float kRenormalise = 1e20F;
 }  // namespace
 
 BlockCache::BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint32_t group_count,
-                       size_t slot_bytes)
+                       size_t slot_bytes, const EvictionOptions& options)
     : first_block_(first_block), group_of_(std::move(group_of)), slot_bytes_(slot_bytes) {
   GANGLION_CHECK(slot_bytes % 4096 == 0);
   slot_of_.resize(group_of_.empty() ? group_count : group_of_.size(), kNone);
@@ -21,7 +19,8 @@ BlockCache::BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint
   for (uint32_t i = 0; i < slot_of_.size(); ++i)
     group_blocks_[group_of_.empty() ? i : group_of_[i]].push_back(i);
   group_resident_.resize(group_count, 0);
-  heat_.resize(group_count, 0);
+  recent_.start(group_count, options.short_half_life_ticks, options.short_share);
+  lasting_.start(group_count, options.long_half_life_ticks, 1 - options.short_share);
 }
 
 bool BlockCache::try_set_memory(std::span<uint8_t> memory) {
@@ -46,7 +45,7 @@ uint8_t* BlockCache::begin_load(BlockId block, bool force) {
   GANGLION_CHECK(state(block) == BlockState::kAbsent);
   const uint32_t group = group_of(block);
   if (free_.empty()) {
-    const float below = force ? std::numeric_limits<float>::infinity() : heat_[group];
+    const float below = force ? std::numeric_limits<float>::infinity() : heat(group);
     if (!evict_coldest(group, below) && !(force && evict_one_of(group))) return nullptr;
   }
   const uint32_t slot = free_.back();
@@ -98,24 +97,38 @@ void BlockCache::keep(BlockId block) {
   slots_[slot].dropped = false;
 }
 
+void BlockCache::DecayedUses::start(uint32_t groups, float half_life_ticks, float of_heat) {
+  uses.resize(groups, 0);
+  growth = std::exp2(1 / half_life_ticks);
+  share = of_heat;
+  set_scale();
+}
+
+void BlockCache::DecayedUses::tick() {
+  increment *= growth;
+  if (increment >= kRenormalise) {
+    for (float& count : uses) count /= increment;
+    increment = 1;
+  }
+  set_scale();
+}
+
 void BlockCache::tick() {
-  increment_ *= kGrowthPerTick;
-  if (increment_ < kRenormalise) return;
-  for (float& heat : heat_) heat /= increment_;
-  increment_ = 1;
+  recent_.tick();
+  lasting_.tick();
 }
 
 bool BlockCache::evict_coldest(uint32_t but_group, float below) {
   uint32_t coldest = kNone;
   float least = below;
-  for (uint32_t group = 0; group < heat_.size(); ++group) {
-    if (group_resident_[group] == 0 || group == but_group || !(heat_[group] < least)) continue;
+  for (uint32_t group = 0; group < group_blocks_.size(); ++group) {
+    if (group_resident_[group] == 0 || group == but_group || !(heat(group) < least)) continue;
     const std::vector<uint32_t>& blocks = group_blocks_[group];
     if (std::none_of(blocks.begin(), blocks.end(),
                      [&](uint32_t block) { return evictable(slot_of_[block]); }))
       continue;
     coldest = group;
-    least = heat_[group];
+    least = heat(group);
   }
   if (coldest == kNone) return false;
   for (const uint32_t block : group_blocks_[coldest]) {

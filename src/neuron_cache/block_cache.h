@@ -23,11 +23,21 @@ inline constexpr uint32_t kNone = UINT32_MAX;
 
 enum class BlockState : uint8_t { kAbsent, kLoading, kResident };
 
+struct EvictionOptions {
+  /// A group's heat is its rate of use, estimated over a short and a long past and mixed: the short one
+  /// follows a change of topic, the long one knows what is used by all topics. A use counts half after so
+  /// many tick()s.
+  float short_half_life_ticks = 16;
+  float long_half_life_ticks = 256;
+  float short_share = 0.5F;
+};
+
 class BlockCache {
  public:
   /// Serves blocks [first_block, first_block + block_count); `group_of` gives each its group, by offset from
   /// first_block (empty: every block is a group of its own). `slot_bytes` is a multiple of 4096.
-  BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint32_t group_count, size_t slot_bytes);
+  BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint32_t group_count, size_t slot_bytes,
+             const EvictionOptions& options = {});
 
   /// Uses `memory` as slots. Growing keeps all; shrinking drops what lies beyond: returns false, changing
   /// nothing, while one of those is loading or pinned.
@@ -62,9 +72,15 @@ class BlockCache {
   void keep(BlockId block);
 
   /// Adds one use to a group; older uses count less with every tick().
-  void touch_group(uint32_t group) { heat_[group] += increment_; }
+  void touch_group(uint32_t group) {
+    recent_.uses[group] += recent_.increment;
+    lasting_.uses[group] += lasting_.increment;
+  }
   void tick();
-  float heat(uint32_t group) const { return heat_[group] / increment_; }
+  /// Estimated uses per tick.
+  float heat(uint32_t group) const {
+    return recent_.rate_scale * recent_.uses[group] + lasting_.rate_scale * lasting_.uses[group];
+  }
 
   uint32_t group_of(BlockId block) const {
     return group_of_.empty() ? block - first_block_ : group_of_[block - first_block_];
@@ -84,6 +100,17 @@ class BlockCache {
     bool dropped = false;
     const uint8_t* data = nullptr;
   };
+  /// Uses of each group, older ones counting less.
+  struct DecayedUses {
+    std::vector<float> uses;
+    float increment = 1;   // Weight of a use now: grows, instead of all that was counted shrinking.
+    float growth = 1;      // Of `increment` per tick.
+    float share = 1;       // Of this estimate in heat().
+    float rate_scale = 1;  // share * rate of use per counted use.
+    void start(uint32_t groups, float half_life_ticks, float of_heat);
+    void tick();
+    void set_scale() { rate_scale = share * (growth - 1) / (growth * increment); }
+  };
   bool evict_coldest(uint32_t but_group, float below);
   bool evict_one_of(uint32_t group);
   bool evictable(uint32_t slot) const {
@@ -100,8 +127,8 @@ class BlockCache {
   std::vector<uint32_t> slot_of_;                    // by block
   std::vector<std::vector<uint32_t>> group_blocks_;  // blocks of each group
   std::vector<uint32_t> group_resident_;             // resident blocks of each group
-  std::vector<float> heat_;
-  float increment_ = 1;
+  DecayedUses recent_;
+  DecayedUses lasting_;
   uint64_t evictions_ = 0;
 };
 

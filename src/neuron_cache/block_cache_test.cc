@@ -55,8 +55,34 @@ TEST(BlockCache, HeatFades) {
   cache.touch_group(0);
   for (int i = 0; i < 20000; ++i) cache.tick();
   cache.touch_group(1);
-  EXPECT_LT(cache.heat(0), 1e-3F);
-  EXPECT_FLOAT_EQ(cache.heat(1), 1.0F);
+  EXPECT_GT(cache.heat(1), 0.0F);
+  EXPECT_LT(cache.heat(0), 1e-3F * cache.heat(1));
+}
+
+TEST(BlockCache, HeatIsTheRateOfUse) {
+  BlockCache cache(0, {}, 2, kSlot);
+  for (int i = 0; i < 8000; ++i) {
+    cache.tick();
+    cache.touch_group(0);
+    if (i % 4 == 0) cache.touch_group(1);
+  }
+  EXPECT_NEAR(cache.heat(0), 1.0F, 0.02F);
+  EXPECT_NEAR(cache.heat(1), 0.25F, 0.02F);
+}
+
+TEST(BlockCache, ANewFavouriteOvertakesAnOldOneSoon) {
+  BlockCache cache(0, {}, 2, kSlot);
+  for (int i = 0; i < 2000; ++i) {
+    cache.tick();
+    cache.touch_group(0);
+  }
+  int tokens = 0;
+  for (; cache.heat(1) <= cache.heat(0); ++tokens) {
+    cache.tick();
+    cache.touch_group(1);
+  }
+  EXPECT_GT(tokens, 4);
+  EXPECT_LT(tokens, 64);
 }
 
 // Loads `block` at once; its slot, or null.

@@ -190,8 +190,9 @@ void BundleStream::begin_layer(size_t layer) {
   if (halves_[present_].layer == layer) recycle(halves_[present_]);  // A model of one packed layer.
   present_ ^= 1;
   Half& half = halves_[present_];
-  if (half.layer != layer) recycle(half);
+  if (half.layer != layer || !half.ahead) recycle(half);
   half.layer = layer;
+  half.ahead = false;
 }
 
 const uint8_t* BundleStream::find(uint32_t set, uint32_t neuron) const {
@@ -216,9 +217,10 @@ size_t BundleStream::request(uint32_t set, std::span<const uint32_t> neurons) {
 size_t BundleStream::request_ahead(uint32_t set, std::span<const uint32_t> neurons) {
   Half& half = halves_[present_ ^ 1];
   const size_t layer = layer_of_[set];
-  if (half.layer != layer) {
+  if (half.layer != layer || !half.ahead) {
     recycle(half);
     half.layer = layer;
+    half.ahead = true;
   }
   if (queue_.in_flight() >= kBusyReads) return 0;
   const size_t before = half.staged.size();

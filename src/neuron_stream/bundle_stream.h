@@ -132,6 +132,7 @@ class BundleStream {
     uint32_t complete = 0;
     std::vector<Staged> staged;
     size_t layer = SIZE_MAX;
+    bool ahead = false;  // filled by look-ahead for a layer that has not begun
   };
 
   BundleStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue,

@@ -304,10 +304,7 @@ const uint8_t* NeuronStream::try_pin(BlockId block) {
   if (resident_data_[block] != nullptr) return resident_data_[block];
   BlockCache& cache = is_expert(block) ? *experts_ : *ring_;
   const bool here = cache.state(block) == BlockState::kResident;
-  if (is_expert(block) && !asked_[block - config_.dense_blocks]) {
-    asked_[block - config_.dense_blocks] = true;
-    ++(here ? stats_.expert_hits : stats_.expert_misses);
-  }
+  if (is_expert(block)) count_ask(block, here);
   if (here && is_expert(block) && ahead_[block - config_.dense_blocks]) {
     ahead_[block - config_.dense_blocks] = false;
     ++stats_.ahead_used;
@@ -326,8 +323,17 @@ void NeuronStream::unpin(BlockId block) {
   pump();
 }
 
+// Once a pass, when a block is first asked for: one that was asked for early and has come meanwhile is no
+// hit.
+void NeuronStream::count_ask(BlockId block, bool here) {
+  if (asked_[block - config_.dense_blocks]) return;
+  asked_[block - config_.dense_blocks] = true;
+  ++(here ? stats_.expert_hits : stats_.expert_misses);
+}
+
 void NeuronStream::request(BlockId block) {
   if (!is_expert(block) || resident_data_[block] != nullptr) return;
+  count_ask(block, experts_->state(block) == BlockState::kResident);
   if (experts_->state(block) == BlockState::kAbsent) start_read(*experts_, block, true, Priority::kUrgent);
 }
 
@@ -365,6 +371,10 @@ bool NeuronStream::start_read(BlockCache& cache, BlockId block, bool force, Prio
   if (free_reads_ == nullptr || (expert && expert_reads_ + config_.ring_slots >= reads_.size())) return false;
   uint8_t* memory = cache.begin_load(block, force);
   if (memory == nullptr) return false;
+  if (expert && ahead_[block - config_.dense_blocks]) {
+    ahead_[block - config_.dense_blocks] = false;
+    ++stats_.ahead_wasted;
+  }
   BlockRead* read = free_reads_;
   free_reads_ = read->next_free;
   expert_reads_ += expert ? 1 : 0;

@@ -57,9 +57,10 @@ struct StreamStats {
   uint64_t reads = 0;
   uint64_t expert_hits = 0;  ///< Expert blocks found in memory when first asked for.
   uint64_t expert_misses = 0;
-  uint64_t ahead_reads = 0;  ///< Expert blocks read before they were known to be needed...
-  uint64_t ahead_used = 0;   ///< ...and then needed.
-  int64_t wait_ns = 0;       ///< Time in wait().
+  uint64_t ahead_reads = 0;   ///< Expert blocks read before they were known to be needed...
+  uint64_t ahead_used = 0;    ///< ...and then needed...
+  uint64_t ahead_wasted = 0;  ///< ...or evicted unused, counted when they are read again.
+  int64_t wait_ns = 0;        ///< Time in wait() and of add_wait_ns().
 };
 
 class NeuronStream {
@@ -122,6 +123,8 @@ class NeuronStream {
   /// A token is done: older uses fade.
   void tick();
 
+  /// Counts a wait of the pass for a read of its own.
+  void add_wait_ns(int64_t ns) { stats_.wait_ns += ns; }
   StreamStats stats() const;
 
  private:
@@ -146,6 +149,7 @@ class NeuronStream {
   size_t loading_slot_bytes() const;
   bool start_read(neuron_cache::BlockCache& cache, BlockId block, bool force, async_io::Priority priority);
   static void read_done(async_io::ReadOp* op);
+  void count_ask(BlockId block, bool here);
   void pump();
   void seek(BlockId block);
   void drop_streamed();

@@ -19,7 +19,9 @@ Result<DiskSample> DiskSampler::run(uint64_t read_bytes, int depth, bool sequent
   std::vector<async_io::ReadOp> ops(static_cast<size_t>(depth));
   deadline_ns_ = platform::now_ns() + duration_ns;
   const int64_t start = platform::now_ns();
+  const int64_t cpu_start = platform::process_cpu_ns();
   done_bytes_ = 0;
+  done_reads_ = 0;
   for (size_t i = 0; i < ops.size(); ++i) {
     ops[i].memory = memory_ + i * read_bytes;
     start_read(&ops[i]);
@@ -27,7 +29,9 @@ Result<DiskSample> DiskSampler::run(uint64_t read_bytes, int depth, bool sequent
   while (queue_.in_flight() > 0) queue_.poll(true);
   if (!error_.ok()) return error_;
   const double seconds = static_cast<double>(platform::now_ns() - start) / 1e9;
-  return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds};
+  const double cpu_seconds = static_cast<double>(platform::process_cpu_ns() - cpu_start) / 1e9;
+  return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds,
+                    cpu_seconds / static_cast<double>(done_reads_)};
 }
 
 void DiskSampler::start_read(async_io::ReadOp* op) {
@@ -42,6 +46,7 @@ void DiskSampler::start_read(async_io::ReadOp* op) {
     auto* self = static_cast<DiskSampler*>(finished->context);
     if (!finished->status.ok()) self->error_ = finished->status;
     self->done_bytes_ += finished->needed;
+    ++self->done_reads_;
     if (self->error_.ok() && platform::now_ns() < self->deadline_ns_) self->start_read(finished);
   };
   queue_.submit({&op, 1});

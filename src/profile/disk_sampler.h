@@ -30,6 +30,7 @@ class DiskSampler {
   uint64_t next_ = 0;
   uint64_t random_ = 1;
   uint64_t done_bytes_ = 0;
+  uint64_t done_reads_ = 0;
   int64_t deadline_ns_ = 0;
   base::Status error_;
 };

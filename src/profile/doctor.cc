@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 
 #include "async_io/read_queue.h"
+#include "base/tensor_type.h"
 #include "base/units.h"
 #include "kernels/kernel_table.h"
 #include "neuron_cache/arena.h"
@@ -16,6 +18,7 @@
 #include "platform/file.h"
 #include "platform/memory.h"
 #include "profile/disk_sampler.h"
+#include "profile/kernel_rate.h"
 #include "profile/memory_bandwidth.h"
 
 namespace ganglion {
@@ -25,6 +28,7 @@ namespace {
 constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
 constexpr size_t kBandwidthBytes = 256 * base::kMiB;
 constexpr int64_t kSampleNs = 250'000'000;
+constexpr int64_t kQuickNs = 100'000'000;
 
 // A nameless file to read from, filled with bytes that no layer below can compress or leave out: its
 // descriptor.
@@ -55,26 +59,48 @@ Result<int> make_temporary() {
   return fd;
 }
 
-Status measure_disk(const std::string& path, DoctorReport* report) {
-  struct Case {
-    uint64_t bytes;
-    int depth;
-    bool sequential;
-  };
-  constexpr Case kCases[] = {{4 * base::kKiB, 1, false},   {4 * base::kKiB, 32, false},
-                             {8 * base::kKiB, 32, false},  {16 * base::kKiB, 32, false},
-                             {64 * base::kKiB, 32, false}, {512 * base::kKiB, 8, false},
-                             {512 * base::kKiB, 8, true},  {4 * base::kMiB, 4, true}};
+struct DiskCase {
+  uint64_t bytes;
+  int depth;
+  bool sequential;
+};
+
+// Reads under way together: address space for them all, and no more than a small machine has.
+constexpr uint64_t kMostInFlight = 64 * base::kMiB;
+
+std::vector<DiskCase> disk_cases(bool quick) {
+  if (quick) {
+    return {{4 * base::kKiB, 1, false},   {4 * base::kKiB, 32, false},  {16 * base::kKiB, 32, false},
+            {64 * base::kKiB, 32, false}, {512 * base::kKiB, 4, false}, {512 * base::kKiB, 4, true},
+            {512 * base::kKiB, 16, true}, {4 * base::kMiB, 4, true}};
+  }
+  std::vector<DiskCase> cases;
+  for (const uint64_t kib : {4, 8, 16, 64, 256, 512, 1024, 4096}) {
+    for (const bool sequential : {false, true}) {
+      for (const int depth : {1, 4, 16, 32, 64}) {
+        if (kib * base::kKiB * static_cast<uint64_t>(depth) <= kMostInFlight)
+          cases.push_back({kib * base::kKiB, depth, sequential});
+      }
+    }
+  }
+  return cases;
+}
+
+Status measure_disk(const std::string& path, bool quick, DoctorReport* report) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, &report->io_note);
-  neuron_cache::Arena arena(16 * base::kMiB);
+  const std::vector<DiskCase> cases = disk_cases(quick);
+  uint64_t most = 0;
+  for (const DiskCase& c : cases) most = std::max(most, c.bytes * static_cast<uint64_t>(c.depth));
+  neuron_cache::Arena arena(most);
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
-                            neuron_cache::Region::reserve(arena, 16 * base::kMiB, "disk measurement"));
-  GANGLION_RETURN_IF_ERROR(memory.resize(16 * base::kMiB));
+                            neuron_cache::Region::reserve(arena, most, "disk measurement"));
+  GANGLION_RETURN_IF_ERROR(memory.resize(most));
   profile::DiskSampler sampler(*queue, file, memory.data());
-  for (const Case& c : kCases) {
+  for (const DiskCase& c : cases) {
+    if (file.size() < c.bytes && !report->disk.empty()) continue;  // A small file says what it can.
     GANGLION_ASSIGN_OR_RETURN(const DiskSample sample,
-                              sampler.run(c.bytes, c.depth, c.sequential, kSampleNs));
+                              sampler.run(c.bytes, c.depth, c.sequential, quick ? kQuickNs : kSampleNs));
     report->disk.push_back(sample);
   }
   report->io = std::string(queue->name());
@@ -82,9 +108,26 @@ Status measure_disk(const std::string& path, DoctorReport* report) {
   return ok_status();
 }
 
+void measure_kernels(bool quick, DoctorReport* report) {
+  constexpr base::TensorType kTypes[] = {base::TensorType::kQ4_0, base::TensorType::kQ8_0,
+                                         base::TensorType::kQ4_K, base::TensorType::kQ6_K,
+                                         base::TensorType::kF16};
+  const std::string isa(kernels::available_tables().front()->name);
+  for (const base::TensorType type : kTypes) {
+    for (const size_t tokens : {size_t{1}, size_t{64}}) {
+      const double rate = profile::measure_kernel(type, isa, tokens, quick ? kQuickNs / 2 : kQuickNs);
+      report->kernels.push_back({std::string(base::tensor_type_info(type).name), isa, tokens, rate});
+    }
+  }
+}
+
 }  // namespace
 
-Result<DoctorReport> examine_machine(const std::string& disk_path) {
+std::string processor_name() {
+  return platform::cpu_model_name();
+}
+
+Result<DoctorReport> examine_machine(const DoctorOptions& options) {
   DoctorReport report;
   report.cpu = platform::cpu_model_name();
   report.cpu_features = platform::cpu_features();
@@ -98,12 +141,16 @@ Result<DoctorReport> examine_machine(const std::string& disk_path) {
   if (limits.cgroup_limit_bytes != platform::kNoLimit) report.cgroup_limit_bytes = limits.cgroup_limit_bytes;
   if (limits.rlimit_bytes != platform::kNoLimit) report.rlimit_bytes = limits.rlimit_bytes;
   report.auto_budget_bytes = platform::auto_budget_bytes(limits);
-  for (int threads = 1; threads <= report.threads; threads *= 2) {
-    report.memory.push_back({threads, profile::measure_memory_bandwidth(threads, kBandwidthBytes)});
+  for (int threads = 1; threads < 2 * report.threads; threads *= 2) {
+    const int count = std::min(threads, report.threads);
+    report.memory.push_back({count, profile::measure_memory_bandwidth(count, kBandwidthBytes)});
   }
-  report.disk_file = disk_path;
-  if (!disk_path.empty()) {
-    GANGLION_RETURN_IF_ERROR(measure_disk(disk_path, &report));
+  measure_kernels(options.quick, &report);
+  report.measured_unix_s = static_cast<int64_t>(std::time(nullptr));
+  report.disk_file = options.disk_path;
+  report.device = device_identity(options.disk_path.empty() ? "." : options.disk_path);
+  if (!options.disk_path.empty()) {
+    GANGLION_RETURN_IF_ERROR(measure_disk(options.disk_path, options.quick, &report));
     return report;
   }
   report.disk_file = "a temporary file here";
@@ -112,7 +159,8 @@ Result<DoctorReport> examine_machine(const std::string& disk_path) {
     report.io_note = "not measured: " + temporary.status().message();
     return report;
   }
-  const Status status = measure_disk("/proc/self/fd/" + std::to_string(temporary.value()), &report);
+  const Status status =
+      measure_disk("/proc/self/fd/" + std::to_string(temporary.value()), options.quick, &report);
   ::close(temporary.value());
   if (!status.ok()) return status;
   return report;

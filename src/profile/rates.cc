@@ -11,12 +11,11 @@
 #include "base/tensor_type.h"
 #include "base/units.h"
 #include "ganglion/doctor.h"
-#include "kernels/kernel_table.h"
-#include "kernels/random_blocks.h"
 #include "neuron_cache/arena.h"
 #include "platform/clock.h"
 #include "platform/cpu.h"
 #include "profile/disk_sampler.h"
+#include "profile/kernel_rate.h"
 #include "profile/memory_bandwidth.h"
 
 namespace ganglion {
@@ -24,43 +23,12 @@ namespace ganglion {
 namespace {
 
 constexpr int64_t kProbeNs = 200'000'000;
-
-// Multiply-adds per second of one thread on a matrix that stays in cache, 64 tokens at once.
-double measure_kernel(const base::TensorTypeInfo& type, const std::string& isa) {
-  constexpr size_t kRows = 64;
-  constexpr size_t kColumns = 2048;
-  constexpr size_t kTokens = 64;
-  const kernels::KernelTable* table = kernels::select_table(isa);
-  if (table == nullptr) table = &kernels::reference_table();
-  const kernels::ActivationForm form = kernels::activation_form(type.type);
-  const size_t row_bytes = base::row_bytes(type.type, kColumns);
-  const size_t x_bytes = kernels::activation_row_bytes(form, kColumns);
-  std::vector<uint8_t> weights(kRows * row_bytes);
-  uint64_t random = 7;
-  kernels::fill_random_blocks(type.type, kRows * kColumns, &random, weights.data());
-  std::vector<float> floats(kColumns);
-  kernels::fill_random_floats(kColumns, &random, floats.data());
-  constexpr size_t kAlign = 64;
-  std::vector<uint8_t> x(kTokens * x_bytes + kAlign);
-  uint8_t* aligned = x.data() + (kAlign - reinterpret_cast<uintptr_t>(x.data()) % kAlign) % kAlign;
-  for (size_t t = 0; t < kTokens; ++t)
-    table->store_activation(form, floats.data(), kColumns, aligned + t * x_bytes);
-  std::vector<float> out(kTokens * kRows);
-  const kernels::MatmulArgs args = {weights.data(), row_bytes, kRows,      kColumns, aligned,
-                                    x_bytes,        kTokens,   out.data(), kRows};
-  const int64_t start = platform::now_ns();
-  double done = 0;
-  while (platform::now_ns() - start < kProbeNs / 2) {
-    table->matmul[static_cast<size_t>(type.type)](args);
-    done += static_cast<double>(kRows * kColumns * kTokens);
-  }
-  return done * 1e9 / static_cast<double>(platform::now_ns() - start);
-}
+constexpr size_t kManyTokens = 64;
+// As much as staging takes at least.
+constexpr uint64_t kReadBytes = 512 * base::kKiB;
+constexpr int kDepth = 4;
 
 Result<double> measure_disk_rate(const std::string& path) {
-  // As much as staging takes at least.
-  constexpr uint64_t kReadBytes = 512 * base::kKiB;
-  constexpr int kDepth = 4;
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
   const uint64_t read_bytes =
@@ -98,7 +66,8 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
   GANGLION_ASSIGN_OR_RETURN(rates.disk_bytes_per_s, measure_disk_rate(plan.first_file));
   for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
     if (type.name == plan.weight_type)
-      rates.multiply_adds_per_s = plan.threads * measure_kernel(type, plan.isa);
+      rates.multiply_adds_per_s =
+          plan.threads * profile::measure_kernel(type.type, plan.isa, kManyTokens, kProbeNs / 2);
   }
   rates.measured_unix_s = static_cast<int64_t>(std::time(nullptr));
   return rates;
@@ -130,6 +99,28 @@ Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const M
   ::mkdir(cache_dir.c_str(), 0755);
   return platform::write_file_atomically(cache_path(cache_dir, plan),
                                          {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+}
+
+Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& plan) {
+  MachineRates rates;
+  rates.threads = plan.threads;
+  rates.weight_type = plan.weight_type;
+  rates.measured_unix_s = report.measured_unix_s;
+  for (const BandwidthSample& sample : report.memory) {
+    if (sample.threads == plan.threads) rates.memory_bytes_per_s = sample.bytes_per_s;
+  }
+  for (const DiskSample& sample : report.disk) {
+    if (sample.read_bytes == kReadBytes && sample.depth == kDepth && sample.sequential)
+      rates.disk_bytes_per_s = sample.bytes_per_s;
+  }
+  for (const KernelSample& sample : report.kernels) {
+    if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens == kManyTokens)
+      rates.multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
+  }
+  if (rates.memory_bytes_per_s > 0 && rates.disk_bytes_per_s > 0 && rates.multiply_adds_per_s > 0)
+    return rates;
+  return Status(Code::kNotFound, base::format("the profile has no rates of %d threads, %s and %s",
+                                              plan.threads, plan.isa.c_str(), plan.weight_type.c_str()));
 }
 
 Prediction predict(const PlanSummary& plan, const MachineRates& rates) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -395,6 +396,40 @@ class Experts(Cli):
             rates.append(facts["cache_hit_rate"])
             self.assertLessEqual(facts["peak_rss_bytes"], facts["budget_bytes"])
         self.assertLess(rates[0], rates[1])
+
+
+class Planted(Cli):
+    """Models with planted sparsity, by the program that makes them."""
+
+    def synthesize(self, *args):
+        return subprocess.run([os.environ["GANGLION_SYNTHESIZE"], *args], capture_output=True, text=True, check=False)
+
+    def test_a_planted_model_says_what_it_is_and_runs(self):
+        model = os.path.join(self.dir, "planted.gguf")
+        shape = ("--shape", "tiny", "--layers", "2", "--experts", "4", "--experts-used", "2", "--activation", "drelu")
+        done = self.synthesize(*shape, "--mem", "512M", "-o", model)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        active = re.search(r"active, all layers: ([0-9.]+) %", done.stdout)
+        self.assertIsNotNone(active, done.stdout)
+        self.assertAlmostEqual(float(active.group(1)), 15, delta=1.5)
+        self.assertIn("share of activations", done.stdout)
+        again = self.synthesize("--measure", model, "--mem", "512M")
+        self.assertEqual(again.stdout, done.stdout)
+        run = ganglion("run", "-m", model, "--raw", "-p", "a", "-n", "4", "--ignore-eos", "-q")
+        self.assertEqual(run.returncode, 0, run.stderr)
+
+    def test_bad_options_are_refused_in_one_line(self):
+        out = os.path.join(self.dir, "never.gguf")
+        for args in (["--activation", "gelu"], ["--activation", "relu", "--active", "0.9"], ["--active", "0.1"],
+                     ["--activation", "relu", "--type", "Q4_K_M"], ["--type", "Q9"], ["--dim", "100"],
+                     ["--experts", "4", "--experts-used", "9"]):
+            done = self.synthesize("--shape", "tiny", *args, "-o", out)
+            self.assertEqual(done.returncode, 2, args)
+            self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+            self.assertFalse(os.path.exists(out) or os.path.exists(out + ".part"))
+        for args in (["--shape", "tiny"], ["--shape", "huge", "-o", out], ["--no-such-flag"]):
+            self.assertEqual(self.synthesize(*args).returncode, 2)
+        self.assertEqual(self.synthesize("--measure", os.path.join(self.dir, "none.gguf")).returncode, 3)
 
 
 CGROUP = "/sys/fs/cgroup/memory"

@@ -124,7 +124,7 @@ def check_lengths(_):
 
 def check_format(_):
     """clang-format agrees with every file."""
-    names = list(sources("src", "include", "tools", "fuzz", "tests/e2e"))
+    names = list(sources("src", "include", "tools", "bench", "fuzz", "tests/e2e"))
     done = subprocess.run(["clang-format", "--dry-run", *names], cwd=ROOT, capture_output=True, text=True, check=False)
     files = sorted({line.split(":")[0] for line in done.stderr.splitlines() if "warning:" in line or "error:" in line})
     yield from (f"{name}: not as clang-format would have it" for name in files)

@@ -14,6 +14,7 @@ void read_qwen3(KeyReader&, ModelConfig* config) {
 
 void read_qwen3moe(KeyReader& keys, ModelConfig* config) {
   read_qwen3(keys, config);
+  read_rectified_activation(keys, config);
   if (config->moe.expert_count == 0)
     keys.fail(base::Code::kModelFile, "qwen3moe.expert_count is missing or 0");
 }

@@ -1,0 +1,225 @@
+// Packs against their sources: exact passes give the source's bits, sparse ones depend on nothing but pack
+// and tokens, and damaged packs are refused.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "format/gguf.h"
+#include "ganglion/engine.h"
+#include "ganglion/pack.h"
+
+namespace ganglion {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Makes and removes a folder for a test's packs.
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("ganglion_pack_test_" + std::to_string(::getpid()))) {
+    fs::create_directories(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string fixture(const std::string& name) {
+  const fs::path own = fs::path(GANGLION_FIXTURES) / "models" / (name + ".gguf");
+  if (fs::exists(own)) return own.string();
+  const fs::path shared = fs::path(GANGLION_SHARED_FIXTURES) / "models" / (name + ".gguf");
+  return fs::exists(shared) ? shared.string() : "";
+}
+
+PackReport pack(const std::string& model, const std::string& output, uint32_t rank, const std::string& down) {
+  PackOptions options;
+  options.model_path = model;
+  options.output_path = output;
+  options.memory = "256M";
+  options.tokens = 700;
+  options.rank = rank;
+  options.down = down;
+  Result<PackReport> report = pack_model(options, nullptr, nullptr);
+  EXPECT_TRUE(report.ok()) << report.status().message();
+  return report.ok() ? report.take() : PackReport{};
+}
+
+// The bits of all logits of an evaluation.
+class Keep final : public LogitSink {
+ public:
+  void logits(size_t, std::span<const float> logits) override {
+    values.insert(values.end(), logits.begin(), logits.end());
+  }
+  std::vector<float> values;
+};
+
+struct Way {
+  std::string memory = "1G";
+  int threads = 2;
+  bool io_uring = true;
+  bool exact = false;
+  size_t generated_at_once = 1;
+  Phase phase = Phase::kGeneration;
+};
+
+const std::vector<int32_t> kPrompt = {1, 17, 9, 200, 33, 5};
+const std::vector<int32_t> kGenerated = {4, 7, 250, 19, 88, 101, 3, 64, 12, 150, 33, 9};
+
+// Logits of a prompt, then of tokens as a generation would evaluate them.
+std::vector<float> logits_of(const std::string& path, const Way& way) {
+  EngineOptions options;
+  options.model_path = path;
+  options.memory = way.memory;
+  options.threads = way.threads;
+  options.io_uring = way.io_uring;
+  options.exact = way.exact;
+  options.context = 256;
+  options.chunk = 16;
+  options.logit_rows = 4;
+  auto engine = Engine::open(options);
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  if (!engine.ok()) return {};
+  const Status loaded = engine.value()->load(nullptr, nullptr);
+  EXPECT_TRUE(loaded.ok()) << loaded.message();
+  auto session = engine.value()->new_session().take();
+  Keep keep;
+  EXPECT_TRUE(session->evaluate(kPrompt, nullptr, &keep).ok());
+  for (size_t at = 0; at < kGenerated.size(); at += way.generated_at_once) {
+    const size_t count = std::min(way.generated_at_once, kGenerated.size() - at);
+    const Status status =
+        session->evaluate(std::span<const int32_t>(kGenerated).subspan(at, count), nullptr, &keep, way.phase);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  return keep.values;
+}
+
+void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << what;
+}
+
+class Pack : public testing::TestWithParam<const char*> {};
+
+TEST_P(Pack, ExactPassesGiveTheBitsOfTheSourceAtAnyBudget) {
+  const std::string model = fixture(GetParam());
+  if (model.empty()) GTEST_SKIP() << "SKIPPED: " << GetParam() << " is only in the shared fixtures";
+  const Folder folder;
+  pack(model, folder.file("m.gguf"), 32, "q6");
+  const std::vector<float> source = logits_of(model, {});
+  for (const char* memory : {"1G", "min"})
+    expect_same_bits(source, logits_of(folder.file("m.gguf"), {.memory = memory, .exact = true}), memory);
+}
+
+TEST_P(Pack, SparsePassesDependOnNothingButPackAndTokens) {
+  const std::string model = fixture(GetParam());
+  if (model.empty()) GTEST_SKIP() << "SKIPPED: " << GetParam() << " is only in the shared fixtures";
+  const Folder folder;
+  const std::string path = folder.file("m.gguf");
+  pack(model, path, 32, "q6");
+  const std::vector<float> all = logits_of(path, {});
+  expect_same_bits(all, logits_of(path, {.memory = "min"}), "no neuron in memory");
+  expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 1}), "one thread");
+  expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 5, .io_uring = false}), "pread pool");
+  expect_same_bits(all, logits_of(path, {.generated_at_once = 5}), "five rows at once");
+  expect_same_bits(all, logits_of(path, {.memory = "min", .generated_at_once = 12}),
+                   "all rows at once, streamed");
+}
+
+TEST_P(Pack, WithoutAPredictorOnlyTheRoundingOfDownRowsDiffersFromTheSource) {
+  const std::string model = fixture(GetParam());
+  if (model.empty() || std::string(GetParam()).find("f32") == std::string::npos)
+    GTEST_SKIP() << "needs a model in F32";
+  const Folder folder;
+  pack(model, folder.file("m.gguf"), 0, "f32");
+  const std::vector<float> source = logits_of(model, {});
+  const std::vector<float> sparse = logits_of(folder.file("m.gguf"), {});
+  ASSERT_EQ(source.size(), sparse.size());
+  float most = 0;
+  for (size_t i = 0; i < source.size(); ++i) most = std::max(most, std::abs(source[i] - sparse[i]));
+  EXPECT_LE(most, 3e-3F);
+  EXPECT_GT(most, 0.0F) << "the sparse path was not taken";
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Pack,
+                         testing::Values("llama-relu-q4_0", "llama-relu-q4_k_m", "llama-drelu-q4_0",
+                                         "llama-relu-f32", "llama-drelu-f32", "smallthinker-f32",
+                                         "smallthinker-q8_0"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+                           return name;
+                         });
+
+TEST(PackModel, PredictorsFindTheMassThatWasAskedFor) {
+  const Folder folder;
+  const PackReport report = pack(fixture("llama-relu-q4_0"), folder.file("m.gguf"), 128, "q6");
+  ASSERT_EQ(report.layers.size(), 2U);
+  for (const PackLayerReport& layer : report.layers) {
+    EXPECT_GT(layer.mass_recall, 0.97);
+    EXPECT_NEAR(layer.active, 0.5, 0.05);
+    EXPECT_LT(layer.over_prediction, 1.9) << "everything is predicted";
+  }
+}
+
+TEST(PackModel, RefusesWhatIsNotSparseOrAPackAlreadyAndLeavesNothingBehind) {
+  const Folder folder;
+  PackOptions options;
+  options.model_path = fixture("llama-q4_0");
+  options.output_path = folder.file("m.gguf");
+  Result<PackReport> report = pack_model(options, nullptr, nullptr);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), Code::kUnsupported);
+  options.model_path = fixture("llama-relu-q4_0");
+  report = pack_model(
+      options, [](void*, const char*, uint64_t done, uint64_t) { return done == 0; }, nullptr);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), Code::kCancelled);
+  EXPECT_TRUE(fs::is_empty(folder.path())) << "interrupted packing left files";
+  pack(options.model_path, folder.file("p.gguf"), 32, "q6");
+  options.model_path = folder.file("p.gguf");
+  EXPECT_EQ(pack_model(options, nullptr, nullptr).status().code(), Code::kInvalidArgument);
+}
+
+// Overwrites bytes of a tensor in a copy, and returns what opening says.
+std::string open_damaged(const std::string& path, const std::string& tensor, uint64_t at, const void* bytes,
+                         size_t count) {
+  const auto file = format::GgufModel::open(path);
+  EXPECT_TRUE(file.ok());
+  const std::string copy = path + ".damaged";
+  fs::copy_file(path, copy, fs::copy_options::overwrite_existing);
+  std::fstream out(copy, std::ios::in | std::ios::out | std::ios::binary);
+  out.seekp(static_cast<std::streamoff>(file.value().find_tensor(tensor)->offset + at));
+  out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
+  out.close();
+  EngineOptions options;
+  options.model_path = copy;
+  const auto engine = Engine::open(options);
+  return engine.ok() ? "opened" : std::string(engine.status().message());
+}
+
+TEST(PackModel, DamagedOrdersAndFrequenciesAreRefusedByName) {
+  const Folder folder;
+  const std::string path = folder.file("m.gguf");
+  pack(fixture("llama-relu-q4_0"), path, 32, "q6");
+  const int32_t beyond = 512;
+  const float odd = 7;
+  EXPECT_NE(open_damaged(path, "blk.0.ffn_order.weight", 40, &beyond, 4).find("ffn_order"),
+            std::string::npos);
+  EXPECT_NE(open_damaged(path, "blk.1.ffn_frequency.weight", 40, &odd, 4).find("ffn_frequency"),
+            std::string::npos);
+  EngineOptions options;
+  options.model_path = path;
+  options.overrides = {{"ganglion.pack.down", "q5"}};
+  EXPECT_EQ(Engine::open(options).status().code(), Code::kModelFile);
+  options.overrides = {{"ganglion.pack.version", "2"}};
+  EXPECT_EQ(Engine::open(options).status().code(), Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace ganglion
