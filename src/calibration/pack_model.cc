@@ -91,7 +91,7 @@ class Packer {
                           w.expert_gate_bias.present() || w.expert_up_bias.present() ||
                           w.expert_down_bias.present();
       const TensorInfo* tensors[] = {tensor(gate), tensor(up), tensor(down)};
-      if (!gate.present() || biased || config_.dim % 32 != 0 || gate.rows > 65536) {
+      if (!gate.present() || !up.present() || biased || config_.dim % 32 != 0 || gate.rows > 65536) {
         return Status(Code::kUnsupported,
                       base::format("layer %zu cannot be packed: its FFN has %s", i,
                                    biased ? "biases" : "a shape that bundles do not hold"));

@@ -74,6 +74,7 @@ void register_bench(CLI::App& app, CommandBody* body);
 void register_perplexity(CLI::App& app, CommandBody* body);
 void register_plan(CLI::App& app, CommandBody* body);
 void register_pack(CLI::App& app, CommandBody* body);
+void register_convert(CLI::App& app, CommandBody* body);
 void register_inspect(CLI::App& app, CommandBody* body);
 void register_verify(CLI::App& app, CommandBody* body);
 void register_tokenize(CLI::App& app, CommandBody* body);

@@ -34,7 +34,7 @@ int main_with(int argc, char** argv) {
       "file, 4 resources, 130 interrupted.");
   CommandBody body;
   for (auto* add : {register_run, register_bench, register_perplexity, register_plan, register_pack,
-                    register_doctor, register_inspect, register_verify, register_tokenize,
+                    register_convert, register_doctor, register_inspect, register_verify, register_tokenize,
                     register_detokenize, register_template, register_logits}) {
     add(app, &body);
   }

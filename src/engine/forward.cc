@@ -89,12 +89,13 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
     }
 
     // h += attention(norm(h))
-    normalise(vector(w.attn_norm), rows.size(), forms_of({&w.q, &w.k, &w.v, &w.qkv, &w.q_a, &w.kv_a}));
+    normalise(w.attn_norm, w.attn_norm_bias, rows.size(),
+              forms_of({&w.q, &w.k, &w.v, &w.qkv, &w.q_a, &w.kv_a}));
     GANGLION_RETURN_IF_ERROR(attention(rows, layer));
     add_residual(vector(w.o_bias), vector(w.post_attn_norm), rows.size());
 
     // h += ffn(norm(h))
-    normalise(vector(w.ffn_norm), rows.size(), ffn_forms(w));
+    normalise(w.ffn_norm, w.ffn_norm_bias, rows.size(), ffn_forms(w));
     if (moe && !config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
     for (size_t i = 0; i < rows.size(); ++i) {
       sink->ffn_input(layer, i, {buffers_->normed.floats(i), config.dim});
@@ -150,22 +151,39 @@ Status ForwardPass::embed(std::span<const Row> rows) {
   for (size_t i = 0; i < rows.size(); ++i) {
     GANGLION_RETURN_IF_ERROR(row_reads_[i].status);
   }
+  const float* positions = vector(context_.weights->positions);  // [context][D], or null
   for_rows(rows.size(), [&](size_t i) {
     float* hidden = buffers_->hidden + i * config.dim;
     dequantize(async_io::wanted(row_reads_[i]), config.dim, hidden);
     if (config.embedding_scale != 1) {
       for (uint32_t d = 0; d < config.dim; ++d) hidden[d] *= config.embedding_scale;
     }
+    if (positions != nullptr) add_bias(positions + rows[i].position * config.dim, config.dim, hidden);
   });
   return base::ok_status();
 }
 
-// normed [T][D] = RMSNorm(hidden), with the forms that the next matrices read.
-void ForwardPass::normalise(const float* weight, size_t rows, const FormSet& forms) {
+// out [D] = RMSNorm(x), or where there is a bias LayerNorm(x): the RMS norm of x - mean(x), plus the bias.
+void ForwardPass::normalise_row(const float* x, const float* weight, const float* bias, float* out) const {
+  const ModelConfig& config = *context_.config;
+  if (bias != nullptr) {
+    double sum = 0;
+    for (uint32_t d = 0; d < config.dim; ++d) sum += static_cast<double>(x[d]);
+    const auto mean = static_cast<float>(sum / config.dim);
+    for (uint32_t d = 0; d < config.dim; ++d) out[d] = x[d] - mean;
+    x = out;
+  }
+  context_.kernels->rms_norm(x, weight, config.dim, config.norm_epsilon, out);
+  add_bias(bias, config.dim, out);
+}
+
+// normed [T][D] = norm(hidden), with the forms that the next matrices read.
+void ForwardPass::normalise(const model::VectorRef& weight, const model::VectorRef& bias, size_t rows,
+                            const FormSet& forms) {
   const ModelConfig& config = *context_.config;
   for_rows(rows, [&](size_t i) {
-    context_.kernels->rms_norm(buffers_->hidden + i * config.dim, weight, config.dim, config.norm_epsilon,
-                               buffers_->normed.floats(i));
+    normalise_row(buffers_->hidden + i * config.dim, vector(weight), vector(bias),
+                  buffers_->normed.floats(i));
     buffers_->normed.store_forms(*context_.kernels, forms, i, config.dim);
   });
 }
@@ -373,6 +391,7 @@ void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const Fo
     float* up = buffers_->up + (row_begin + i) * buffers_->ffn.float_stride();
     add_bias(gate_bias, width, gate);
     add_bias(up_bias, width, up);
+    if (context_.config->ungated) std::fill_n(up, width, 1.0F);
     activation(gate, up, width);
     if (order != nullptr) {  // From pack order to that of the down matrix.
       for (size_t p = 0; p < width; ++p) up[order[p]] = gate[p];
@@ -411,6 +430,7 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
          .out = buffers_->ffn.floats(0),
          .out_stride = stride},
         {.matrix = &w.up, .x = &buffers_->normed, .tokens = rows, .out = buffers_->up, .out_stride = stride}};
+    if (config.ungated) products_.pop_back();
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   if (config.fused_gate_up) {
@@ -447,9 +467,8 @@ Status ForwardPass::output(std::span<const Row> rows, PassSink* sink) {
     }
     if (count == 0) break;
     for_rows(count, [&](size_t i) {
-      context_.kernels->rms_norm(buffers_->hidden + row_of[i] * config.dim,
-                                 vector(context_.weights->output_norm), config.dim, config.norm_epsilon,
-                                 buffers_->final_normed.floats(i));
+      normalise_row(buffers_->hidden + row_of[i] * config.dim, vector(context_.weights->output_norm),
+                    vector(context_.weights->output_norm_bias), buffers_->final_normed.floats(i));
       buffers_->final_normed.store_forms(*context_.kernels, forms_of({&head}), i, config.dim);
     });
     products_ = {{.matrix = &head,

@@ -134,7 +134,9 @@ class ForwardPass {
   void accumulate_down(size_t rows, size_t layer);
   void compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries);
 
-  void normalise(const float* weight, size_t rows, const FormSet& forms);
+  void normalise(const model::VectorRef& weight, const model::VectorRef& bias, size_t rows,
+                 const FormSet& forms);
+  void normalise_row(const float* x, const float* weight, const float* bias, float* out) const;
   void add_residual(const float* bias, const float* norm, size_t rows);
   void activate(size_t rows, size_t width, size_t row_begin, const FormSet& forms, const float* gate_bias,
                 const float* up_bias, const uint16_t* order);

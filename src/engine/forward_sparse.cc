@@ -42,7 +42,6 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   list_active(rows, layer);
   s.requested = s.seen = s.done = s.waiting_count = 0;
   GANGLION_RETURN_IF_ERROR(request_missing(layer));
-  bundles.submit();
   GANGLION_RETURN_IF_ERROR(predict_ahead(rows, layer + 1));
   for (;;) {
     compute_ready(rows, layer);
@@ -53,7 +52,7 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
       GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
       GANGLION_RETURN_IF_ERROR(request_missing(layer));
       GANGLION_CHECK(s.requested > s.done);
-      bundles.submit();
+      continue;
     }
     GANGLION_RETURN_IF_ERROR(bundles.poll(true));
   }
@@ -128,10 +127,15 @@ Status ForwardPass::score(size_t rows, size_t layer, size_t first) {
         GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
       const size_t count = context_.store->block(id).row_count;
       for (size_t i = 0; i < count; ++i) s.rank_rows[i] = data + i * row_bytes;
-      context_.threads->parallel_for(rows * tiles, 1, [&](size_t begin, size_t end, int) {
+      const size_t io = context_.bundles->has_prepared() ? 1 : 0;
+      context_.threads->parallel_for(io + rows * tiles, 1, [&](size_t begin, size_t end, int) {
         for (size_t task = begin; task < end; ++task) {
-          const size_t t = task / tiles;
-          const size_t at = first + task % tiles * Buffers::kNeuronTile;
+          if (task < io) {
+            context_.bundles->submit();
+            continue;
+          }
+          const size_t t = (task - io) / tiles;
+          const size_t at = first + (task - io) % tiles * Buffers::kNeuronTile;
           add({.weights = s.low + (u * s.rows + t) * bundle.predict_low.rows + k,
                .rows = s.rank_rows,
                .count = count,
@@ -252,7 +256,6 @@ Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
     count += s.scores[p] > threshold[p] ? 1 : 0;
   }
   bundles.request_ahead(set, {s.wanted, count});
-  bundles.submit();
   return base::ok_status();
 }
 
@@ -324,9 +327,18 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   for (size_t w = 0; w < s.waiting_count; ++w) sort(s.waiting[w]);
   for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
   s.waiting_count = still;
-  context_.threads->parallel_for(s.ready_count, kClusterNeurons, [&](size_t begin, size_t end, int) {
-    for (; begin < end; begin += kClusterNeurons)
-      compute_cluster(rows, layer, {s.ready + begin, std::min(kClusterNeurons, end - begin)});
+  // Handing reads to the kernel takes its time: one thread does, while the others compute.
+  const size_t io = context_.bundles->has_prepared() ? 1 : 0;
+  const size_t clusters = base::ceil_div(s.ready_count, kClusterNeurons);
+  context_.threads->parallel_for(io + clusters, 1, [&](size_t begin, size_t end, int) {
+    for (size_t task = begin; task < end; ++task) {
+      if (task < io) {
+        context_.bundles->submit();
+        continue;
+      }
+      const size_t first = (task - io) * kClusterNeurons;
+      compute_cluster(rows, layer, {s.ready + first, std::min(kClusterNeurons, s.ready_count - first)});
+    }
   });
 }
 

@@ -247,6 +247,12 @@ Status Runtime::make_plan() {
   // time.
   request.process_bytes += std::min(budget, file_->file_bytes()) / 512;
   request.process_bytes = base::round_up(request.process_bytes, base::kMiB);
+  if (config_.learned_positions && options_.context > config_.context_trained) {
+    return Status(
+        Code::kInvalidArgument,
+        base::format("a context of %zu was asked for, but this model knows %u positions - use -c %u",
+                     options_.context, config_.context_trained, config_.context_trained));
+  }
   if (options_.context > config_.context_trained) {
     notes_.push_back(base::format("the context of %zu is longer than the %u that the model was trained for",
                                   options_.context, config_.context_trained));

@@ -118,6 +118,7 @@ void map_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l, const 
   const uint64_t k_rows = uint64_t{l.kv_heads} * c.key_dims;
   const uint64_t v_rows = uint64_t{l.kv_heads} * c.value_dims;
   w->attn_norm = m.vector(p + "attn_norm.weight", c.dim, "embedding_length");
+  if (c.layer_norm) w->attn_norm_bias = m.vector(p + "attn_norm.bias", c.dim, "embedding_length");
   if (c.fused_qkv) {
     w->qkv = m.matrix(p + "attn_qkv.weight", q_rows + k_rows + v_rows, c.dim, 1, kHeadKeys);
     w->qkv_bias = m.optional_vector(p + "attn_qkv.bias", q_rows + k_rows + v_rows, kHeadKeys);
@@ -212,12 +213,14 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
   if (c.fused_gate_up) {
     w->gate_up = m.matrix(p + "ffn_up" + s + ".weight", 2 * ffn, c.dim, 1, kKeys);
   } else {
-    if (!w->bundle.present() || !s.empty()) {
+    if (c.ungated) {
+      w->gate = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
+    } else if (!w->bundle.present() || !s.empty()) {
       w->gate = m.matrix(p + "ffn_gate" + s + ".weight", ffn, c.dim, 1, kKeys);
       w->up = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
     }
-    w->gate_bias = m.optional_vector(p + "ffn_gate" + s + ".bias", ffn, kKeys);
-    w->up_bias = m.optional_vector(p + "ffn_up" + s + ".bias", ffn, kKeys);
+    w->gate_bias = m.optional_vector(p + (c.ungated ? "ffn_up" : "ffn_gate") + s + ".bias", ffn, kKeys);
+    if (!c.ungated) w->up_bias = m.optional_vector(p + "ffn_up" + s + ".bias", ffn, kKeys);
   }
   w->down = m.matrix(p + "ffn_down" + s + ".weight", c.dim, ffn, 1, kKeys);
   w->down_bias = m.optional_vector(p + "ffn_down" + s + ".bias", c.dim, "embedding_length");
@@ -260,6 +263,7 @@ void map_layer(Mapper& m, const ModelConfig& c, size_t index, const std::string&
   }
   if (c.post_norms) w->post_attn_norm = m.vector(p + "post_attention_norm.weight", c.dim, "embedding_length");
   w->ffn_norm = m.vector(p + c.ffn_norm_name + ".weight", c.dim, "embedding_length");
+  if (c.layer_norm) w->ffn_norm_bias = m.vector(p + c.ffn_norm_name + ".bias", c.dim, "embedding_length");
   if (l.moe) {
     map_experts(m, c, packed, p, w);
   } else {
@@ -279,6 +283,10 @@ Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config
   if (config->vocab == 0)
     config->vocab = static_cast<uint32_t>(std::min<uint64_t>(embedding->dims[1], UINT32_MAX));
   map.embedding_tensor = static_cast<uint32_t>(embedding - file.tensors().data());
+  if (config->learned_positions) {
+    map.positions = m.vector("position_embd.weight", uint64_t{config->context_trained} * config->dim,
+                             "context_length, embedding_length");
+  }
   const uint64_t factors = config->rope.dims / 2;
   map.rope_factors = m.optional_vector("rope_freqs.weight", factors, "rope.dimension_count");
   map.rope_factors_long = m.optional_vector("rope_factors_long.weight", factors, "rope.dimension_count");
@@ -296,6 +304,8 @@ Result<WeightMap> map_weights(const format::GgufModel& file, ModelConfig* config
     map_layer(m, *config, i, "blk." + std::to_string(i) + ".", &map.layers.back());
   }
   map.output_norm = m.vector("output_norm.weight", config->dim, "embedding_length");
+  if (config->layer_norm)
+    map.output_norm_bias = m.vector("output_norm.bias", config->dim, "embedding_length");
   constexpr const char* kKeys = "vocab_size, embedding_length";
   const char* head = m.has("output.weight") ? "output.weight" : "token_embd.weight";
   map.output = m.matrix(head, config->vocab, config->dim, 1, kKeys);

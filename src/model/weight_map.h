@@ -53,12 +53,14 @@ struct BundleRef {
 
 struct LayerWeights {
   VectorRef attn_norm, ffn_norm, post_attn_norm, post_ffn_norm;
+  VectorRef attn_norm_bias, ffn_norm_bias;  ///< Of layer norms.
   MatrixRef q, k, v, qkv, o;
   VectorRef q_bias, k_bias, v_bias, qkv_bias, o_bias, q_norm, k_norm, sinks;
   // Multi-head latent attention.
   MatrixRef q_a, q_b, kv_a, k_b, v_b;
   VectorRef q_a_norm, kv_a_norm;
   // Dense FFN (gate_up: both in one), or the shared expert of an MoE layer.
+  // Without a gate, the up matrix stands as `gate`: it is what the activation is applied to.
   MatrixRef gate, up, gate_up, down;
   VectorRef gate_bias, up_bias, down_bias;
   BundleRef bundle;  ///< Takes the place of gate and up, or of the experts' gates and ups.
@@ -71,7 +73,9 @@ struct LayerWeights {
 struct WeightMap {
   uint32_t embedding_tensor = 0;  ///< Number in GgufModel::tensors; read row by row.
   MatrixRef output;               ///< The head, from the embedding's tensor where they are tied.
-  VectorRef output_norm, rope_factors, rope_factors_long, rope_factors_short;
+  VectorRef output_norm, output_norm_bias;
+  VectorRef positions;  ///< [context][D], learned.
+  VectorRef rope_factors, rope_factors_long, rope_factors_short;
   std::vector<LayerWeights> layers;
   std::vector<uint32_t> matrices;  ///< Tensor number of each matrix, in the order in which a pass uses them.
   std::vector<uint32_t> vectors;   ///< Likewise of each vector.

@@ -109,6 +109,7 @@ constexpr Family kFamilies[] = {
     {"gemma3", read_gemma3},
     {"gpt-oss", read_gpt_oss},
     {"olmoe", read_olmoe},
+    {"opt", read_opt},
     {"phi3", read_phi3},
     {"granite", read_granite},
     {"glm4moe", read_glm4moe},

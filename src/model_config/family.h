@@ -51,6 +51,7 @@ void read_qwen3moe(KeyReader& keys, ModelConfig* config);
 void read_gemma2(KeyReader& keys, ModelConfig* config);
 void read_gemma3(KeyReader& keys, ModelConfig* config);
 void read_gpt_oss(KeyReader& keys, ModelConfig* config);
+void read_opt(KeyReader& keys, ModelConfig* config);
 void read_olmoe(KeyReader& keys, ModelConfig* config);
 void read_phi3(KeyReader& keys, ModelConfig* config);
 void read_granite(KeyReader& keys, ModelConfig* config);

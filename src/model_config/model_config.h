@@ -98,6 +98,9 @@ struct ModelConfig {
   float attention_scale = 0;    ///< Scores are multiplied by this.
   float attention_softcap = 0;  ///< 0: none.
   float final_softcap = 0;
+  bool layer_norm = false;           ///< Layer norms with biases instead of RMS norms.
+  bool learned_positions = false;    ///< A row per position is added to the embedding.
+  bool ungated = false;              ///< The FFN is down(act(up(x))), without a gate.
   bool fused_qkv = false;            ///< One matrix, rows of Q, K, V in this order.
   bool fused_gate_up = false;        ///< One matrix, rows of gate before those of up.
   bool head_norms = false;           ///< RMS norm on each query and key head...

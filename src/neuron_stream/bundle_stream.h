@@ -93,7 +93,10 @@ class BundleStream {
   size_t request(uint32_t set, std::span<const uint32_t> neurons);
   /// The same for the next layer's half, at lower priority.
   size_t request_ahead(uint32_t set, std::span<const uint32_t> neurons);
-  /// May be called from any thread while no other call runs.
+  bool has_prepared() const {
+    return halves_[0].submitted < halves_[0].runs || halves_[1].submitted < halves_[1].runs;
+  }
+  /// May be called from any thread while no other call but find() runs.
   void submit();
   /// Empties the present half for more requests. Requires: nothing that it holds is used any more.
   base::Status recycle_present();

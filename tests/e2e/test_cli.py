@@ -185,6 +185,16 @@ class BadInput(Cli):
         self.expect_refusal(answer(empty), 3, "not a gguf")
         self.expect_refusal(answer(os.path.join(FIXTURES, "splits", "missing-last")), 3, "00003")
 
+    def test_convert(self):
+        output = os.path.join(self.dir, "out.gguf")
+        self.expect_refusal(ganglion("convert", self.dir, "-o", output), 3, "config.json' is missing")
+        with open(os.path.join(self.dir, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"architectures": ["NoSuchModel"]}, file)
+        self.expect_refusal(ganglion("convert", self.dir, "-o", output), 3, "nosuchmodel")
+        self.expect_refusal(ganglion("convert", self.dir, "-o", output, "--type", "q9"), 2, "q9")
+        self.expect_refusal(ganglion("convert", os.path.join(self.dir, "none"), "-o", output), 3, "no directory")
+        self.assertFalse(os.path.exists(output))
+
     def test_bad_options(self):
         self.expect_refusal(answer(MODEL, "--mem", "lots"), 2, "--mem")
         self.expect_refusal(answer(MODEL, "--mem", "0"), 2, "--mem")

@@ -4,6 +4,9 @@
 namespace ganglion::model_config {
 
 void read_llama(KeyReader& keys, ModelConfig* config) {
+  // Mistral's first models: every layer sees the last positions only.
+  const uint32_t window = keys.count_or("attention.sliding_window", 0, 1U << 28);
+  for (LayerConfig& layer : config->layers) layer.window = window;
   read_rectified_activation(keys, config);
 }
 
