@@ -79,13 +79,13 @@ struct ForwardPass::Buffers {
   struct Sparse {
     Unit* units = nullptr;  // [U]
     size_t unit_count = 0;
-    float* unit_weight = nullptr;    // [U][S]
+    float* unit_weight = nullptr;         // [U][S]
     float* low = nullptr;                 // [U][S][rank]
     const uint8_t** rank_rows = nullptr;  // [rank]
-    float* scores = nullptr;         // [U][S][F]
-    uint32_t* masks = nullptr;       // [U][F]
-    uint32_t* tile_begin = nullptr;  // [U * tiles + 1]
-    Active* active = nullptr;        // [U * F]: by unit, then neuron
+    float* scores = nullptr;              // [U][S][F]
+    uint32_t* masks = nullptr;            // [U][F]
+    uint32_t* tile_begin = nullptr;       // [U * tiles + 1]
+    Active* active = nullptr;             // [U * F]: by unit, then neuron
     size_t active_count = 0;
     size_t requested = 0;         // entries before it are in memory or on their way
     size_t seen = 0;              // entries before it are computed, ready or waiting
