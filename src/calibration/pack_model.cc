@@ -139,8 +139,9 @@ class Packer {
     constexpr uint64_t kMostText = 256 * base::kMiB;
     GANGLION_ASSIGN_OR_RETURN(const std::string text,
                               platform::read_text_file(options_.text_path, kMostText));
+    // Opened anew: it takes the vocabulary out of the metadata that it is given.
     GANGLION_ASSIGN_OR_RETURN(const std::unique_ptr<TextModel> model,
-                              engine::make_text_model(file_->metadata()));
+                              TextModel::open(options_.model_path, options_.overrides));
     GANGLION_ASSIGN_OR_RETURN(tokens, model->encode(text, true, false));
     if (tokens.size() > options_.tokens) tokens.resize(options_.tokens);
     return tokens;

@@ -167,6 +167,24 @@ TEST(PackModel, PredictorsFindTheMassThatWasAskedFor) {
   }
 }
 
+TEST(PackModel, KeepsTheVocabularyWhenItCalibratesOnText) {
+  const Folder folder;
+  std::ofstream(folder.file("t.txt")) << std::string(2000, 'a') + " and some words";
+  PackOptions options;
+  options.model_path = fixture("llama-relu-q4_0");
+  options.output_path = folder.file("m.gguf");
+  options.text_path = folder.file("t.txt");
+  options.rank = 32;
+  const Result<PackReport> report = pack_model(options, nullptr, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_GT(report.value().tokens, 100U);
+  const auto source = TextModel::open(options.model_path);
+  const auto packed = TextModel::open(options.output_path);
+  ASSERT_TRUE(packed.ok()) << packed.status().message();
+  EXPECT_EQ(packed.value()->encode("some words", true, true).value(),
+            source.value()->encode("some words", true, true).value());
+}
+
 TEST(PackModel, RefusesWhatIsNotSparseOrAPackAlreadyAndLeavesNothingBehind) {
   const Folder folder;
   PackOptions options;
