@@ -129,6 +129,31 @@ TEST(Plan, ExpertsGetWhatTheDensePartLeaves) {
   EXPECT_FALSE(all.value().streams());
 }
 
+TEST(Plan, TheMostFrequentNeuronsOfAllSetsFillTheirRoom) {
+  std::mt19937 random(9);
+  std::vector<std::vector<float>> frequencies(7);
+  std::vector<NeuronSet> sets;
+  for (std::vector<float>& f : frequencies) {
+    for (int i = 0; i < 300; ++i) f.push_back(static_cast<float>(random() % 50) / 50);
+    std::sort(f.begin(), f.end(), std::greater<>());
+    sets.push_back({1000 + random() % 3 * 64, f});
+  }
+  for (uint64_t room = 0; room < 2500 * kKiB; room += 61 * kKiB) {
+    const std::vector<uint32_t> counts = most_frequent(sets, room);
+    uint64_t used = 0;
+    float least_in = 2;
+    float most_out = -1;
+    for (size_t i = 0; i < sets.size(); ++i) {
+      used += (counts[i] * sets[i].bundle_bytes + 63) / 64 * 64;
+      if (counts[i] > 0) least_in = std::min(least_in, frequencies[i][counts[i] - 1]);
+      if (counts[i] < 300) most_out = std::max(most_out, frequencies[i][counts[i]]);
+    }
+    EXPECT_LE(used, room);
+    EXPECT_GE(least_in, most_out) << room;
+    EXPECT_TRUE(most_out < 0 || room - used < 7 * 1200) << "room was left: " << room - used;
+  }
+}
+
 TEST(Plan, SpreadOrderHoldsEveryBlockOnce) {
   for (const size_t count : {0U, 1U, 2U, 3U, 8U, 1000U}) {
     std::vector<uint32_t> order = spread_order(count);
