@@ -237,7 +237,7 @@ PackedLayer lay_out_bundles(const TensorInfo& gate, const TensorInfo& up, const 
   layer.up_bytes = static_cast<uint32_t>(base::row_bytes(up.type, layer.dim));
   layer.down_bytes = static_cast<uint32_t>(kernels::down_row_bytes(down_type, layer.dim));
   const auto pages = static_cast<uint32_t>(base::round_up(layer.bundle_bytes(), kPage));
-  const bool wasteful = (pages - layer.bundle_bytes()) * 10 > pages;
+  const bool wasteful = (pages - layer.bundle_bytes()) * 5 > pages;
   layer.stride =
       wasteful ? static_cast<uint32_t>(base::round_up(layer.bundle_bytes(), kRowAlignment)) : pages;
   return layer;

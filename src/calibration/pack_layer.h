@@ -30,7 +30,8 @@ struct PackedLayer {
   uint32_t bundle_bytes() const { return gate_bytes + up_bytes + down_bytes; }
 };
 
-/// Offsets as docs/pack_format.md has them; a stride of whole pages where that wastes at most a tenth.
+/// Offsets as docs/pack_format.md has them; a stride of whole pages where that wastes at most a fifth: a read
+/// that crosses fewer pages is worth more than the disk's space, and memory holds no padding.
 PackedLayer lay_out_bundles(const format::TensorInfo& gate, const format::TensorInfo& up,
                             const format::TensorInfo& down, kernels::DownType down_type, uint32_t rank);
 

@@ -22,6 +22,8 @@ using model_config::ModelConfig;
 namespace {
 // Neurons that a thread computes at a time: a cluster.
 constexpr size_t kClusterNeurons = 16;
+// Gate rows whose bytes are asked for before they are computed.
+constexpr size_t kRowsAhead = 3;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.
 constexpr size_t kPartsPerThread = 1;
 
@@ -279,10 +281,11 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
                               .tokens = rows,
                               .out = nullptr,
                               .out_stride = 1};
-  prefetch(s.active[entries[0]].data, bundle.up_offset);
+  for (size_t i = 0; i < std::min(kRowsAhead, entries.size()); ++i)
+    prefetch(s.active[entries[i]].data, bundle.up_offset);
   for (size_t i = 0; i < entries.size(); ++i) {
     Buffers::Active& neuron = s.active[entries[i]];
-    if (i + 1 < entries.size()) prefetch(s.active[entries[i + 1]].data, bundle.up_offset);
+    if (i + kRowsAhead < entries.size()) prefetch(s.active[entries[i + kRowsAhead]].data, bundle.up_offset);
     args.weights = neuron.data;
     args.out = gate[i];
     context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)](args);
