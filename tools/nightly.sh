@@ -8,14 +8,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./test.sh tsan
 
 cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DGANGLION_FUZZ=ON \
-      -DGANGLION_TESTS=OFF -DGANGLION_TOOLS=OFF -DGANGLION_RUST=OFF -DGANGLION_ROOMS="base;platform;kernels;tokenizer;model_config;format;model"
+      -DGANGLION_TESTS=OFF -DGANGLION_TOOLS=OFF -DGANGLION_RUST=OFF -DGANGLION_ONLY_ROOMS="base;platform;kernels;tokenizer;model_config;format;model"
 cmake --build build/fuzz
 mkdir -p build/fuzz/corpus
 build/fuzz/fuzz/gguf_fuzz -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -max_len=400000 \
       build/fuzz/corpus tests/fixtures/broken
 
 if command -v aarch64-linux-gnu-g++ >/dev/null; then
-  cmake --preset arm64 -DGANGLION_ROOMS="base;platform;kernels;sampling;model_config;neuron_cache;format;async_io;neuron_store;planner;model;neuron_stream;profile"
+  cmake --preset arm64 -DGANGLION_ONLY_ROOMS="base;platform;kernels;sampling;model_config;neuron_cache;format;async_io;neuron_store;planner;model;neuron_stream;profile"
   cmake --build build/arm64
 fi
 
