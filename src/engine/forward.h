@@ -125,10 +125,12 @@ class ForwardPass {
   // The FFN of packed layers (forward_sparse.cc).
   base::Status sparse_ffn(size_t rows, size_t layer);
   void choose_units(size_t rows, size_t layer);
-  base::Status predict(size_t rows, size_t layer);
+  template <typename Body>
+  void submit_beside(size_t tasks, Body&& body);
+  base::Status predict(size_t rows, size_t layer, size_t first);
   base::Status score(size_t rows, size_t layer, size_t first);
   void list_active(size_t rows, size_t layer);
-  base::Status request_missing(size_t layer);
+  base::Status request_missing();
   base::Status predict_ahead(size_t rows, size_t layer);
   void compute_ready(size_t rows, size_t layer);
   void accumulate_down(size_t rows, size_t layer);

@@ -32,6 +32,22 @@ void prefetch(const uint8_t* data, size_t bytes) {
 }
 }  // namespace
 
+// Calls body(task) for all tasks on all threads. Handing reads to the kernel takes its time: where any are
+// prepared, one thread does that first, while the others work.
+template <typename Body>
+void ForwardPass::submit_beside(size_t tasks, Body&& body) {
+  const size_t io = context_.bundles->has_prepared() ? 1 : 0;
+  context_.threads->parallel_for(io + tasks, 1, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i < io) {
+        context_.bundles->submit();
+      } else {
+        body(i - io);
+      }
+    }
+  });
+}
+
 // projected [S][D] = sum over predicted neurons, ascending, of act(gate x) * (up x) * down row.
 Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   const ModelConfig& config = *context_.config;
@@ -39,11 +55,11 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   neuron_stream::BundleStream& bundles = *context_.bundles;
   std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
   choose_units(rows, layer);
-  GANGLION_RETURN_IF_ERROR(predict(rows, layer));
+  GANGLION_RETURN_IF_ERROR(predict(rows, layer, 0));
   bundles.begin_layer(layer);
   list_active(rows, layer);
   s.requested = s.seen = s.done = s.waiting_count = 0;
-  GANGLION_RETURN_IF_ERROR(request_missing(layer));
+  GANGLION_RETURN_IF_ERROR(request_missing());
   GANGLION_RETURN_IF_ERROR(predict_ahead(rows, layer + 1));
   for (;;) {
     compute_ready(rows, layer);
@@ -52,7 +68,7 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
     if (s.done == s.requested) {
       // Everything that staging held has been used: room for the rest.
       GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
-      GANGLION_RETURN_IF_ERROR(request_missing(layer));
+      GANGLION_RETURN_IF_ERROR(request_missing());
       GANGLION_CHECK(s.requested > s.done);
       continue;
     }
@@ -85,8 +101,8 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   }
 }
 
-// scores [U][S][F] of the predictor, or, without one, masks [U][F] of all rows.
-Status ForwardPass::predict(size_t rows, size_t layer) {
+// scores [U][S][F] of the predictor for neurons from `first` on, or, without one, masks [U][F] of all rows.
+Status ForwardPass::predict(size_t rows, size_t layer, size_t first) {
   const LayerWeights& w = context_.weights->layers[layer];
   const BundleRef& bundle = w.bundle;
   Buffers::Sparse& s = buffers_->sparse;
@@ -105,7 +121,7 @@ Status ForwardPass::predict(size_t rows, size_t layer) {
                          .out_stride = bundle.predict_low.rows});
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
-  return score(rows, layer, 0);
+  return score(rows, layer, first);
 }
 
 // scores [U][S][F] of neurons from `first` on: sum over the rank of low [U][S][rank] times predict_out
@@ -129,22 +145,15 @@ Status ForwardPass::score(size_t rows, size_t layer, size_t first) {
         GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
       const size_t count = context_.store->block(id).row_count;
       for (size_t i = 0; i < count; ++i) s.rank_rows[i] = data + i * row_bytes;
-      const size_t io = context_.bundles->has_prepared() ? 1 : 0;
-      context_.threads->parallel_for(io + rows * tiles, 1, [&](size_t begin, size_t end, int) {
-        for (size_t task = begin; task < end; ++task) {
-          if (task < io) {
-            context_.bundles->submit();
-            continue;
-          }
-          const size_t t = (task - io) / tiles;
-          const size_t at = first + (task - io) % tiles * Buffers::kNeuronTile;
-          add({.weights = s.low + (u * s.rows + t) * bundle.predict_low.rows + k,
-               .rows = s.rank_rows,
-               .count = count,
-               .begin = at,
-               .n = std::min(Buffers::kNeuronTile, neurons - at),
-               .out = s.scores + (u * s.rows + t) * neurons + at});
-        }
+      submit_beside(rows * tiles, [&](size_t task) {
+        const size_t t = task / tiles;
+        const size_t at = first + task % tiles * Buffers::kNeuronTile;
+        add({.weights = s.low + (u * s.rows + t) * bundle.predict_low.rows + k,
+             .rows = s.rank_rows,
+             .count = count,
+             .begin = at,
+             .n = std::min(Buffers::kNeuronTile, neurons - at),
+             .out = s.scores + (u * s.rows + t) * neurons + at});
       });
       context_.stream->unpin(id);
       k += count;
@@ -197,7 +206,7 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
 }
 
 // Has the bundles read that are absent from `requested` on, as far as staging has room.
-Status ForwardPass::request_missing(size_t) {
+Status ForwardPass::request_missing() {
   Buffers::Sparse& s = buffers_->sparse;
   neuron_stream::BundleStream& bundles = *context_.bundles;
   uint64_t prefix_uses = 0;
@@ -243,13 +252,9 @@ Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
   const uint32_t set = bundle.present() ? bundles.set_of(layer, 0) : 0;
   const uint32_t neurons = bundle.rows.rows;
   if (!bundle.predict_low.present() || bundles.prefix(set).rows == neurons) return base::ok_status();
-  products_ = {{.matrix = &bundle.predict_low,
-                .x = &buffers_->normed,
-                .tokens = rows,
-                .out = buffers_->sparse.low,
-                .out_stride = bundle.predict_low.rows}};
-  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
-  GANGLION_RETURN_IF_ERROR(score(rows, layer, base::round_down(bundles.prefix(set).rows, 32)));
+  // A dense FFN is one unit in every layer, so the present layer's units serve.
+  if (config.layers[layer - 1].moe) return base::ok_status();
+  GANGLION_RETURN_IF_ERROR(predict(rows, layer, base::round_down(bundles.prefix(set).rows, 32)));
   Buffers::Sparse& s = buffers_->sparse;
   const float* threshold = vector(bundle.threshold);
   size_t count = 0;
@@ -330,18 +335,9 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   for (size_t w = 0; w < s.waiting_count; ++w) sort(s.waiting[w]);
   for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
   s.waiting_count = still;
-  // Handing reads to the kernel takes its time: one thread does, while the others compute.
-  const size_t io = context_.bundles->has_prepared() ? 1 : 0;
-  const size_t clusters = base::ceil_div(s.ready_count, kClusterNeurons);
-  context_.threads->parallel_for(io + clusters, 1, [&](size_t begin, size_t end, int) {
-    for (size_t task = begin; task < end; ++task) {
-      if (task < io) {
-        context_.bundles->submit();
-        continue;
-      }
-      const size_t first = (task - io) * kClusterNeurons;
-      compute_cluster(rows, layer, {s.ready + first, std::min(kClusterNeurons, s.ready_count - first)});
-    }
+  submit_beside(base::ceil_div(s.ready_count, kClusterNeurons), [&](size_t cluster) {
+    const size_t first = cluster * kClusterNeurons;
+    compute_cluster(rows, layer, {s.ready + first, std::min(kClusterNeurons, s.ready_count - first)});
   });
 }
 

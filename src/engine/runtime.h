@@ -88,7 +88,7 @@ class Runtime {
   std::vector<uint32_t> dense_block_bytes_;
   std::vector<uint32_t> expert_group_;         // by expert block
   std::vector<uint8_t> exact_only_;            // by dense block; of a pack
-  std::vector<float> frequencies_;             // of all packed neurons, set by set; freed when loaded
+  std::vector<float> frequencies_;             // of all packed neurons, set by set
   std::vector<std::vector<uint16_t>> orders_;  // by layer
   std::vector<const uint16_t*> order_data_;
   std::vector<planner::NeuronSet> neuron_sets_;

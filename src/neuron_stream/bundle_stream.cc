@@ -205,6 +205,9 @@ const uint8_t* BundleStream::find(uint32_t set, uint32_t neuron) const {
 }
 
 void BundleStream::touch(uint32_t set, uint32_t neuron) {
+  // Before the layer's own requests only look-ahead has marked its neurons.
+  const uint32_t place = cache_->place(first_neuron_[set] + neuron);
+  if (place >= BundleCache::kFirstMark && place != BundleCache::kNowhere) ++stats_.ahead_used;
   cache_->touch(first_neuron_[set] + neuron);
 }
 
