@@ -135,6 +135,13 @@ class ForwardPass {
   void compute_ready(size_t rows, size_t layer);
   void accumulate_down(size_t rows, size_t layer);
   void compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries);
+  /// A neuron whose gate is positive for some rows (a mask), and its gate [t].
+  struct OpenGate {
+    uint32_t entry;
+    uint32_t rows;
+    const float* gate;
+  };
+  void compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open, kernels::MatmulArgs args);
 
   void normalise(const model::VectorRef& weight, const model::VectorRef& bias, size_t rows,
                  const FormSet& forms);

@@ -21,9 +21,9 @@ using model_config::ModelConfig;
 
 namespace {
 // Neurons that a thread computes at a time: a cluster.
-constexpr size_t kClusterNeurons = 16;
-// Gate rows whose bytes are asked for before they are computed.
-constexpr size_t kRowsAhead = 3;
+constexpr size_t kClusterNeurons = 64;
+// A row is fetched while the one so many before it is computed.
+constexpr size_t kRowsAhead = 2;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.
 constexpr size_t kPartsPerThread = 1;
 
@@ -32,20 +32,21 @@ void prefetch(const uint8_t* data, size_t bytes) {
 }
 }  // namespace
 
-// Calls body(task) for all tasks on all threads. Handing reads to the kernel takes its time: where any are
-// prepared, one thread does that first, while the others work.
+// Calls body(task) for all tasks on all threads. Handing prepared reads to the kernel takes its time: this
+// thread does that first, while the others work. (The same thread submits and polls: the kernel then need not
+// interrupt another one at each completion.)
 template <typename Body>
 void ForwardPass::submit_beside(size_t tasks, Body&& body) {
-  const size_t io = context_.bundles->has_prepared() ? 1 : 0;
-  context_.threads->parallel_for(io + tasks, 1, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      if (i < io) {
-        context_.bundles->submit();
-      } else {
-        body(i - io);
-      }
-    }
+  bool to_submit = context_.bundles->has_prepared();
+  const auto submit = [&] {
+    if (to_submit) context_.bundles->submit();
+    to_submit = false;
+  };
+  context_.threads->parallel_for(tasks, 1, [&](size_t begin, size_t end, int thread) {
+    if (thread == 0) submit();
+    for (size_t i = begin; i < end; ++i) body(i);
   });
+  submit();
 }
 
 // projected [S][D] = sum over predicted neurons, ascending, of act(gate x) * (up x) * down row.
@@ -266,17 +267,17 @@ Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
   return base::ok_status();
 }
 
-// values [entry][t] of up to kClusterNeurons neurons whose bundles are in memory. All gates come first, so
-// that the bytes of the next rows can be on their way from memory: rows are scattered, and too short for the
-// processor's own prefetching.
+// values [entry][t] of up to kClusterNeurons neurons whose bundles are in memory: all gates, then ups where a
+// gate is positive. Rows are scattered and too short for the processor's own prefetching, so each is fetched
+// while others are computed.
 void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  const bool rectified_up = context_.config->activation == model_config::FfnActivation::kDRelu;
   const kernels::ActivationForm gate_form = kernels::activation_form(bundle.rows.type);
-  const kernels::ActivationForm up_form = kernels::activation_form(bundle.up_type);
+  const kernels::MatmulFn gate_row = context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)];
   float gate[kClusterNeurons][kSparseRows];
-  uint32_t open[kClusterNeurons];
+  OpenGate open[kClusterNeurons];
+  size_t open_count = 0;
   kernels::MatmulArgs args = {.weights = nullptr,
                               .weight_stride = 0,
                               .rows = 1,
@@ -290,30 +291,53 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
     prefetch(s.active[entries[i]].data, bundle.up_offset);
   for (size_t i = 0; i < entries.size(); ++i) {
     Buffers::Active& neuron = s.active[entries[i]];
-    if (i + kRowsAhead < entries.size()) prefetch(s.active[entries[i + kRowsAhead]].data, bundle.up_offset);
+    // Behind the last gates come the first ups.
+    const size_t next = i + kRowsAhead;
+    args.ahead = nullptr;
+    if (next < entries.size()) {
+      args.ahead = s.active[entries[next]].data;
+    } else if (next - entries.size() < open_count) {
+      args.ahead = s.active[open[next - entries.size()].entry].data + bundle.up_offset;
+    }
     args.weights = neuron.data;
     args.out = gate[i];
-    context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)](args);
-    open[i] = 0;
-    for (size_t t = 0; t < rows; ++t) open[i] |= gate[i][t] > 0 ? 1U << t & neuron.rows : 0;
-    if (open[i] != 0) prefetch(neuron.data + bundle.up_offset, bundle.down_offset - bundle.up_offset);
+    gate_row(args);
+    uint32_t mask = 0;
+    for (size_t t = 0; t < rows; ++t) mask |= gate[i][t] > 0 ? 1U << t & neuron.rows : 0;
+    if (mask != 0) {
+      open[open_count++] = {entries[i], mask, gate[i]};
+    } else {
+      std::fill_n(s.values + entries[i] * s.rows, rows, 0.0F);
+    }
     neuron.computed = true;
   }
+  compute_ups(rows, layer, {open, open_count}, args);
+}
+
+// values [entry][t] = gate * up * the expert's weight, of gates that are positive; `args` is a row's product.
+void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open,
+                              kernels::MatmulArgs args) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  Buffers::Sparse& s = buffers_->sparse;
+  const bool rectified = context_.config->activation == model_config::FfnActivation::kDRelu;
+  const kernels::ActivationForm form = kernels::activation_form(bundle.up_type);
+  const kernels::MatmulFn up_row = context_.kernels->matmul[static_cast<size_t>(bundle.up_type)];
   float up[kSparseRows];
-  args.x = buffers_->normed.row(up_form, 0);
-  args.x_stride = buffers_->normed.stride(up_form);
+  args.x = buffers_->normed.row(form, 0);
+  args.x_stride = buffers_->normed.stride(form);
   args.out = up;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    float* values = s.values + entries[i] * s.rows;
-    std::fill_n(values, rows, 0.0F);
-    if (open[i] == 0) continue;
-    const Buffers::Active& neuron = s.active[entries[i]];
+  for (size_t i = 0; i < open.size(); ++i) {
+    const Buffers::Active& neuron = s.active[open[i].entry];
+    const size_t next = i + kRowsAhead;
+    args.ahead = next < open.size() ? s.active[open[next].entry].data + bundle.up_offset : nullptr;
     args.weights = neuron.data + bundle.up_offset;
-    context_.kernels->matmul[static_cast<size_t>(bundle.up_type)](args);
+    up_row(args);
+    float* values = s.values + open[i].entry * s.rows;
+    std::fill_n(values, rows, 0.0F);
     const float* weight = s.unit_weight + neuron.unit * s.rows;
-    for (uint32_t left = open[i]; left != 0; left &= left - 1) {
+    for (uint32_t left = open[i].rows; left != 0; left &= left - 1) {
       const auto t = static_cast<size_t>(std::countr_zero(left));
-      values[t] = gate[i][t] * (rectified_up ? std::max(up[t], 0.0F) : up[t]) * weight[t];
+      values[t] = open[i].gate[t] * (rectified ? std::max(up[t], 0.0F) : up[t]) * weight[t];
     }
   }
 }

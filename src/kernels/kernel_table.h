@@ -45,7 +45,7 @@ size_t activation_sums_offset(ActivationForm form, size_t n);
 ///           by store_activation; out [tokens, out_stride] f32.
 /// Requires: n is a multiple of the type's block; any n for F32, F16 and BF16.
 /// Cost:     several rows are taken for a part of a longer run of rows and fetched ahead; a single one is
-/// not.
+///           not, but while it is computed the row at `ahead` (if not null) is fetched.
 struct MatmulArgs {
   const uint8_t* weights;
   size_t weight_stride;
@@ -56,6 +56,7 @@ struct MatmulArgs {
   size_t tokens;
   float* out;
   size_t out_stride;
+  const uint8_t* ahead = nullptr;
 };
 using MatmulFn = void (*)(const MatmulArgs&);
 

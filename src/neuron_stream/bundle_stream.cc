@@ -184,8 +184,10 @@ Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end) {
   return base::ok_status();
 }
 
+// Both halves take leave of what they held before here, so that nothing is admitted to the cache, and nothing
+// evicted from it, while the layer uses what it found there.
 void BundleStream::begin_layer(size_t layer) {
-  if (halves_[present_].layer == layer) recycle(halves_[present_]);  // A model of one packed layer.
+  recycle(halves_[present_]);
   present_ ^= 1;
   Half& half = halves_[present_];
   if (half.layer != layer || !half.ahead) recycle(half);
@@ -218,11 +220,9 @@ size_t BundleStream::request(uint32_t set, std::span<const uint32_t> neurons) {
 size_t BundleStream::request_ahead(uint32_t set, std::span<const uint32_t> neurons) {
   Half& half = halves_[present_ ^ 1];
   const size_t layer = layer_of_[set];
-  if (half.layer != layer || !half.ahead) {
-    recycle(half);
-    half.layer = layer;
-    half.ahead = true;
-  }
+  GANGLION_CHECK(half.staged.empty() || half.layer == layer);
+  half.layer = layer;
+  half.ahead = true;
   const size_t before = half.staged.size();
   const size_t taken = prepare(half, set, neurons, Priority::kLookAhead);
   stats_.ahead_reads += half.staged.size() - before;

@@ -161,6 +161,34 @@ TEST(BundleStream, AFailedReadIsNamedAndTheNextPassWorks) {
   EXPECT_TRUE(use_layer(file, *stream, 1, {all, all, all}, 0, {}).ok());
 }
 
+TEST(BundleStream, WhatALayerFoundStaysWhileTheNextIsAskedFor) {
+  BundleFile file;
+  FakeDevice device({.seed = 3, .delivery = Delivery::kRandom});
+  neuron_cache::Arena arena(size_t{64} << 20);
+  const auto stream = file.open(device, arena, 0, size_t{60} * 1536, size_t{400} << 10);
+  ASSERT_TRUE(stream->load(nullptr, nullptr).ok());
+  std::mt19937 random(5);
+  const size_t packed[] = {0, 1, 3};
+  for (size_t i = 0; i < 300; ++i) {
+    const size_t layer = packed[i % 3];
+    const std::vector<uint32_t> wanted = some(random, 20);
+    stream->begin_layer(layer);
+    const uint32_t set = stream->set_of(layer, 0);
+    std::vector<std::pair<uint32_t, const uint8_t*>> found;
+    for (const uint32_t neuron : wanted) {
+      if (const uint8_t* data = stream->find(set, neuron)) found.emplace_back(neuron, data);
+    }
+    stream->request(set, wanted);
+    for (const uint32_t neuron : wanted) stream->touch(set, neuron);
+    stream->request_ahead(stream->set_of(packed[(i + 1) % 3], 0), some(random, 20));
+    stream->submit();
+    while (device.in_flight() > 0) ASSERT_TRUE(stream->poll(true).ok());
+    for (const auto& [neuron, data] : found)
+      ASSERT_TRUE(file.holds(layer, 0, neuron, data)) << "pass " << i << ", neuron " << neuron;
+    stream->tick();
+  }
+}
+
 TEST(BundleStream, NeighboursAreReadAtOnce) {
   BundleFile file;
   FakeDevice device({});

@@ -90,12 +90,16 @@ GANGLION_INLINE float tree_16(__m256 low, __m256 high) {
 /// page; measured on Zen 4, one token from DRAM gains up to a half, and distances of 2 to 6 KiB are alike.
 static constexpr size_t kPrefetchBytes = 3072;
 
-/// Asks for the `kBytes` that lie kPrefetchBytes behind p. Addresses past the end of a buffer are harmless.
+/// Asks for `kBytes` from p on. Addresses past the end of a buffer are harmless.
 template <size_t kBytes>
 GANGLION_INLINE void prefetch(const uint8_t* p) {
-  for (size_t i = 0; i < kBytes; i += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes + i, _MM_HINT_T0);
-  }
+  for (size_t i = 0; i < kBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p) + i, _MM_HINT_T0);
+}
+
+/// What is asked for while `weights`, a row, is computed for `tokens`: null or a row.
+GANGLION_INLINE const uint8_t* ahead_of(const MatmulArgs& args, const uint8_t* weights, int tokens) {
+  if (args.rows == 1) return args.ahead;
+  return tokens == 1 ? weights + kPrefetchBytes : nullptr;
 }
 
 /// One activation row of an integer form.

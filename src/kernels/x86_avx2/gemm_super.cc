@@ -325,7 +325,8 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
 
 template <class Type>
 void gemm(const MatmulArgs& args) {
-  if (args.tokens < kFewestTokens) return avx2_matmul_super()[static_cast<size_t>(Type::kType)](args);
+  if (args.tokens < kFewestTokens || args.rows == 1)
+    return avx2_matmul_super()[static_cast<size_t>(Type::kType)](args);
   Scratch scratch;
   for_each_panel_tile(args, [&](size_t r0, size_t panels, size_t t0, size_t tokens) {
     tile<Type>(args, r0, panels, t0, tokens, &scratch);

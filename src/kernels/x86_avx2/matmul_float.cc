@@ -59,15 +59,20 @@ GANGLION_INLINE void tile(const MatmulArgs& args, size_t r0, size_t t0) {
   const uint8_t* rows[R];
   const float* x[T];
   __m256 acc[2][R][T];
-  for (size_t r = 0; r < R; ++r) rows[r] = args.weights + (r0 + r) * args.weight_stride;
+  const uint8_t* ahead[R];
+  for (size_t r = 0; r < R; ++r) {
+    rows[r] = args.weights + (r0 + r) * args.weight_stride;
+    ahead[r] = ahead_of(args, rows[r], T);
+  }
   for (size_t t = 0; t < T; ++t) {
     x[t] = reinterpret_cast<const float*>(args.x + (t0 + t) * args.x_stride);
     for (size_t r = 0; r < R; ++r) acc[0][r][t] = acc[1][r][t] = _mm256_setzero_ps();
   }
   size_t i = 0;
   for (; i + 16 <= args.n; i += 16) {
-    for (size_t r = 0; T == 1 && args.rows > 1 && r < R; ++r)
-      prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
+    for (size_t r = 0; r < R; ++r) {
+      if (ahead[r] != nullptr) prefetch<16 * Type::kBytes>(ahead[r] + i * Type::kBytes);
+    }
     for (size_t half = 0; half < 2; ++half) {
       __m256 w[R];
       for (size_t r = 0; r < R; ++r) w[r] = Type::load_8(rows[r], i + 8 * half);

@@ -212,11 +212,12 @@ struct Kernel {
               reinterpret_cast<const int16_t*>(p + sums_at)};
       acc[t] = _mm256_setzero_ps();
     }
+    const uint8_t* const ahead = ahead_of(args, weights, T);
     size_t b = 0;
     for (; b + 8 <= blocks; b += 8) {
       const uint8_t* p = weights + b * Type::kBytes;
       Group group;
-      if (T == 1 && args.rows > 1) prefetch<8 * Type::kBytes>(p);
+      if (ahead != nullptr) prefetch<8 * Type::kBytes>(ahead + b * Type::kBytes);
       Type::unpack(p, &group);
       const int8_t* q[T];
       __m256i products[T];

@@ -285,6 +285,7 @@ struct Kernel {
               reinterpret_cast<const int16_t*>(p + sums_at)};
       acc[t] = _mm256_setzero_ps();
     }
+    const uint8_t* const ahead = ahead_of(args, weights, T);
     Partials<T> partials;
     for (size_t b = 0; b < supers; b += 8) {
       const size_t count = supers - b < 8 ? supers - b : 8;
@@ -292,7 +293,7 @@ struct Kernel {
       for (size_t k = 0; k < count; ++k) {
         const uint8_t* p = weights + (b + k) * Type::kBytes;
         Super super;
-        if (T == 1 && args.rows > 1) prefetch<Type::kBytes>(p);
+        if (ahead != nullptr) prefetch<Type::kBytes>(ahead + (b + k) * Type::kBytes);
         Type::unpack(p, &super);
         add_super<Type, T>(super, x, b + k, k, &partials);
         partials.scales[k] = load_u16(p + Type::kScaleAt);

@@ -45,7 +45,11 @@ template <class Type, size_t R, size_t T>
   const uint8_t* rows[R];
   const float* x[T];
   __m512 acc[R][T];
-  for (size_t r = 0; r < R; ++r) rows[r] = args.weights + (r0 + r) * args.weight_stride;
+  const uint8_t* ahead[R];
+  for (size_t r = 0; r < R; ++r) {
+    rows[r] = args.weights + (r0 + r) * args.weight_stride;
+    ahead[r] = ahead_of(args, rows[r], T);
+  }
 #pragma GCC unroll 8
   for (size_t t = 0; t < T; ++t) {
     x[t] = reinterpret_cast<const float*>(args.x + (t0 + t) * args.x_stride);
@@ -55,8 +59,9 @@ template <class Type, size_t R, size_t T>
   const size_t n = args.n;
   size_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    for (size_t r = 0; T == 1 && args.rows > 1 && r < R; ++r)
-      prefetch<16 * Type::kBytes>(rows[r] + i * Type::kBytes);
+    for (size_t r = 0; r < R; ++r) {
+      if (ahead[r] != nullptr) prefetch<16 * Type::kBytes>(ahead[r] + i * Type::kBytes);
+    }
     add_16<Type, R, T>(rows, x, i, acc);
   }
   // Lanes without a last element keep their value. Loops over accumulators that were not unrolled would keep

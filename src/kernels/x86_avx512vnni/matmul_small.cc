@@ -206,10 +206,11 @@ struct Kernel {
               reinterpret_cast<const int16_t*>(p + sums_at)};
       acc[t] = _mm256_setzero_ps();
     }
+    const uint8_t* const ahead = args.rows == 1 ? args.ahead : weights + kPrefetchBytes;
     size_t b = 0;
     for (; b + 8 <= blocks; b += 8) {
       const uint8_t* p = weights + b * Type::kBytes;
-      if (args.rows > 1) prefetch<8 * Type::kBytes>(p);
+      if (ahead != nullptr) prefetch<8 * Type::kBytes>(ahead + b * Type::kBytes);
       Group group;
       Type::unpack(p, &group);
       for (int t = 0; t < T; ++t) {
@@ -242,7 +243,8 @@ struct Kernel {
 
 template <class Type>
 void matmul(const MatmulArgs& args) {
-  if (args.tokens >= kFewestTokens) return avx512vnni_gemm_small()[static_cast<size_t>(Type::kType)](args);
+  if (args.tokens >= kFewestTokens && args.rows > 1)
+    return avx512vnni_gemm_small()[static_cast<size_t>(Type::kType)](args);
   for_each_tile<Kernel<Type>>(args);
 }
 
