@@ -21,6 +21,9 @@ struct GenerationOptions {
   size_t most_drafted = 0;
   /// Keep drafting even while it is measured not to pay.
   bool always_draft = false;
+  /// A session of a small model with the same vocabulary (see same_vocabulary), which drafts its most likely
+  /// tokens; it must outlive the generator. Null: drafts by prompt lookup.
+  Session* drafter = nullptr;
 };
 
 struct GenerationStats {
@@ -30,9 +33,10 @@ struct GenerationStats {
   size_t accepted = 0;  ///< Drafted tokens that were right.
 };
 
-/// Drafts by prompt lookup: what followed the last occurrence of the latest tokens. Pays where a pass costs
-/// reading, not computing; measured while running and paused when it does not pay. Not thread-safe. Session
-/// and sampler must outlive it. Source: speculative decoding (2211.17192) with n-gram drafts.
+/// Drafts by prompt lookup (what followed the last occurrence of the latest tokens) or by a small model. Pays
+/// where a pass costs reading, not computing; measured while running, the time of drafting included, and
+/// paused when it does not pay. Not thread-safe. Session and sampler must outlive it. Source: speculative
+/// decoding (2211.17192) with n-gram drafts.
 class Generator {
  public:
   Generator(Session& session, Sampler& sampler, const GenerationOptions& options);

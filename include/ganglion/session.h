@@ -57,6 +57,7 @@ class Session {
   virtual std::span<const float> logits() const = 0;
   virtual size_t position() const = 0;
   virtual size_t context() const = 0;
+  virtual size_t vocab_size() const = 0;
   /// Forgets the tokens from `position` on. False if a sliding window no longer holds what it would need.
   [[nodiscard]] virtual bool try_rewind(size_t position) = 0;
   virtual void reset() = 0;

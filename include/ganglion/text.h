@@ -54,4 +54,8 @@ class TextModel : public TokenBytes {
   virtual const std::string& chat_template() const = 0;
 };
 
+/// Whether tokens stand for the same bytes, so that one model can draft for the other; up to 256 more in one
+/// of them (padding) do no harm.
+bool same_vocabulary(const TextModel& a, const TextModel& b);
+
 }  // namespace ganglion

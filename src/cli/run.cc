@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "cli/conversation.h"
+#include "cli/drafting.h"
 #include "cli/sampling_flags.h"
 #include "ganglion/chat.h"
 
@@ -15,11 +16,11 @@ struct RunFlags {
   ModelFlags model;
   SamplingFlags sampling;
   LogFlags log;
+  DraftFlags draft;
   std::string prompt;
   std::string prompt_file;
   std::string system_prompt;
   std::string template_file;
-  std::string draft = "auto";
   int64_t most = -1;
   bool raw = false;
   bool single_turn = false;
@@ -52,24 +53,9 @@ void report(const RunFlags& flags, const AnswerFacts& facts, const PlanSummary& 
   if (!flags.model.quiet) std::fprintf(stderr, "\n%s", facts_text(facts, plan).c_str());
 }
 
-// Tokens to draft per pass: a number, "off", or "auto" where every pass reads weights from disk.
-constexpr size_t kAutoDraft = 4;
-constexpr size_t kMostDraft = 16;
-
 // Longer prompts than these are refused unread: splitting them into tokens would itself take memory.
 constexpr size_t kMostPromptBytes = size_t{4} << 20;
 constexpr size_t kMostBytesPerToken = 64;
-
-Result<size_t> draft_tokens(const std::string& text) {
-  if (text == "auto") return kAutoDraft;
-  if (text == "off") return size_t{0};
-  char* end = nullptr;
-  const long count = std::strtol(text.c_str(), &end, 10);
-  if (end == text.c_str() || *end != 0 || count < 0 || count > static_cast<long>(kMostDraft)) {
-    return Status(Code::kInvalidArgument, "--draft '" + text + "' is not auto, off or 0 to 16");
-  }
-  return static_cast<size_t>(count);
-}
 
 // One line, or several between """ and """. False at the end of the input or an interruption at the prompt.
 bool read_turn(std::string* text) {
@@ -154,9 +140,11 @@ int run_run(RunFlags& flags) {
   if (given && prompt.value().empty() && !flags.raw) {
     return fail(Status(Code::kInvalidArgument, "the prompt is empty"));
   }
-  const Result<size_t> draft = draft_tokens(flags.draft);
-  if (!draft.ok()) return fail(draft.status());
-  flags.model.engine.logit_rows = draft.value() + 1;
+  const Status parsed = flags.model.finish();
+  if (!parsed.ok()) return fail(parsed);
+  Drafting drafting;
+  const Status prepared = drafting.prepare(flags.draft, &flags.model.engine);
+  if (!prepared.ok()) return fail(prepared);
   Result<std::unique_ptr<Engine>> opened = open_engine(flags.model);
   if (!opened.ok()) return fail(opened.status());
   Engine& engine = *opened.value();
@@ -185,10 +173,9 @@ int run_run(RunFlags& flags) {
   }
   Result<std::unique_ptr<Session>> session = engine.new_session();
   if (!session.ok()) return fail(session.status());
-  const bool drafts = flags.draft != "auto" || engine.plan().streamed_bytes_per_token > 0;
-  Conversation conversation(
-      engine, *session.value(), *sampler.value(),
-      {.most_drafted = drafts ? draft.value() : 0, .always_draft = flags.draft != "auto"});
+  const Result<GenerationOptions> generation = drafting.load(engine);
+  if (!generation.ok()) return fail(generation.status());
+  Conversation conversation(engine, *session.value(), *sampler.value(), generation.value());
   Result<std::unique_ptr<PassLog>> log = PassLog::create(flags.log, engine, flags.model.engine.model_path);
   if (!log.ok()) return fail(log.status());
   conversation.set_log(log.value().get());
@@ -218,9 +205,7 @@ void register_run(CLI::App& app, CommandBody* body) {
   command->add_flag("--raw,--no-conversation", flags->raw,
                     "Continue the prompt as it is, without the chat template");
   command->add_option("--chat-template-file", flags->template_file, "Jinja template instead of the model's");
-  command->add_option("--draft", flags->draft, "Tokens to draft per pass by prompt lookup, 0 to 16")
-      ->capture_default_str()
-      ->type_name("auto|off|N");
+  flags->draft.add_to(*command);
   flags->log.add_to(*command);
   flags->sampling.add_to(*command);
   command->callback([flags, body] { *body = [flags] { return run_run(*flags); }; });

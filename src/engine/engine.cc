@@ -79,6 +79,7 @@ class SessionImpl final : public Session {
   std::span<const float> logits() const override { return logits_; }
   size_t position() const override { return sequence_.length(); }
   size_t context() const override { return runtime_.plan().context; }
+  size_t vocab_size() const override { return runtime_.config().vocab; }
 
   bool try_rewind(size_t position) override {
     const std::lock_guard<std::mutex> turn(runtime_.mutex());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status.h"
+#include "engine/model_draft.h"
 #include "engine/prompt_lookup.h"
 #include "platform/clock.h"
 
@@ -52,11 +53,15 @@ struct Pace {
 
 struct Generator::State {
   State(Session& for_session, Sampler& by_sampler, const GenerationOptions& with_options)
-      : session(for_session), sampler(by_sampler), options(with_options) {}
+      : session(for_session), sampler(by_sampler), options(with_options) {
+    if (options.drafter != nullptr)
+      drafter = std::make_unique<engine::ModelDrafter>(*options.drafter, session.vocab_size());
+  }
 
   Session& session;
   Sampler& sampler;
   GenerationOptions options;
+  std::unique_ptr<engine::ModelDrafter> drafter;
   std::vector<int32_t> history;   // evaluated, then `pending` if has_pending
   bool has_pending = false;       // the last of history is not evaluated yet
   std::vector<int32_t> produced;  // by the last step
@@ -65,7 +70,7 @@ struct Generator::State {
   Pace pace;
   GenerationStats stats;
 
-  size_t draft(size_t most);
+  Result<size_t> draft(size_t most, const std::atomic<bool>* cancel);
   Status sample_from(std::span<const float> logits, int32_t* token);
 };
 
@@ -108,16 +113,23 @@ Status Generator::State::sample_from(std::span<const float> logits, int32_t* tok
 }
 
 // Appends a draft to `pass`, as long as drafting pays and the context holds it. Returns its length.
-size_t Generator::State::draft(size_t most) {
+// Errors: those of the drafting model.
+Result<size_t> Generator::State::draft(size_t most, const std::atomic<bool>* cancel) {
   const size_t room = session.context() - session.position() - 1;
   const size_t limit = std::min({options.most_drafted, most - 1, room});
-  if (limit == 0) return 0;
+  if (limit == 0) return size_t{0};
   if (!options.always_draft && pace.pause > 0) {
     --pace.pause;
-    return 0;
+    return size_t{0};
   }
   pass.resize(1 + limit);
-  const size_t count = engine::draft_by_lookup(history, {pass.data() + 1, limit});
+  const std::span<int32_t> to(pass.data() + 1, limit);
+  size_t count = 0;
+  if (drafter != nullptr) {
+    GANGLION_ASSIGN_OR_RETURN(count, drafter->draft(history, to, cancel));
+  } else {
+    count = engine::draft_by_lookup(history, to);
+  }
   pass.resize(1 + count);
   return count;
 }
@@ -133,9 +145,9 @@ Result<std::span<const int32_t>> Generator::step(size_t most, const std::atomic<
     return std::span<const int32_t>(s.produced);
   }
   s.pass.assign(1, s.history.back());
-  const size_t drafted = s.draft(most);
   const size_t before = s.session.position();
   const int64_t start = platform::now_ns();
+  GANGLION_ASSIGN_OR_RETURN(const size_t drafted, s.draft(most, cancel));
   s.kept.start(before);
   GANGLION_RETURN_IF_ERROR(
       s.session.evaluate(s.pass, cancel, drafted > 0 ? &s.kept : nullptr, Phase::kGeneration));

@@ -241,7 +241,7 @@ uint64_t Runtime::process_bytes() const {
 Status Runtime::make_plan() {
   GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, parse_budget(options_.memory));
   planner::PlanRequest request = {.budget_bytes = budget,
-                                  .process_bytes = process_bytes(),
+                                  .process_bytes = process_bytes() + options_.beside_bytes,
                                   .context = options_.context,
                                   .chunk = options_.chunk};
   // Page tables of the arena: 8 bytes for each page of 4 KiB. In whole MiB, so that it is the same the next

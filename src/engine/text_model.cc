@@ -1,6 +1,8 @@
 // The public TextModel over tokenizer/ and the file's metadata.
 #include "ganglion/text.h"
 
+#include <algorithm>
+
 #include "engine/runtime.h"
 #include "tokenizer/stream_decoder.h"
 #include "tokenizer/tokenizer.h"
@@ -71,6 +73,16 @@ Result<std::unique_ptr<TextModel>> TextModel::open(const std::string& path, cons
   GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(path));
   GANGLION_RETURN_IF_ERROR(engine::apply_overrides(overrides, &file.metadata()));
   return engine::make_text_model(file.metadata());
+}
+
+bool same_vocabulary(const TextModel& a, const TextModel& b) {
+  constexpr int32_t kMostPadding = 256;
+  const int32_t common = std::min(a.vocab_size(), b.vocab_size());
+  if (std::max(a.vocab_size(), b.vocab_size()) - common > kMostPadding) return false;
+  for (int32_t token = 0; token < common; ++token) {
+    if (a.decode({&token, 1}, true) != b.decode({&token, 1}, true)) return false;
+  }
+  return true;
 }
 
 }  // namespace ganglion
