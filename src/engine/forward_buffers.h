@@ -105,7 +105,7 @@ struct ForwardPass::Buffers {
   Sparse sparse;
   static Sparse lay_out_sparse(const ForwardContext& context, ScratchAllocator& scratch);
   /// Neurons that a thread lists at a time.
-  static constexpr size_t kNeuronTile = 512;
+  static constexpr size_t kNeuronTile = 1024;
 
   // Multi-head latent attention.
   ActivationRows q_low;     // [T][q_rank]

@@ -14,8 +14,10 @@ constexpr size_t kTaskBytes = 64 * base::kKiB;
 // Kernels work on tiles of so many rows from so many tokens on.
 constexpr uint32_t kTileRows = 32;
 constexpr size_t kTiledTokens = 4;
-// Blocks computed between two looks at what has arrived.
+// Tasks computed between two looks at what has arrived; few while weights are read, since what has been
+// computed makes room for reads.
 constexpr size_t kMostTasks = 512;
+constexpr size_t kMostTasksReading = 64;
 }  // namespace
 
 void ActivationRows::copy_row(size_t to_row, const ActivationRows& from, size_t from_row) const {
@@ -50,10 +52,11 @@ Status Multiplier::run(std::span<const Product> products) {
     }
   }
   while (!pending_.empty() || !tasks_.empty()) {
+    const size_t most = stream_.reading() ? kMostTasksReading : kMostTasks;
     pinned_.clear();
     size_t kept = 0;
     for (const Pending& item : pending_) {
-      const uint8_t* data = tasks_.size() < kMostTasks ? stream_.try_pin(item.block) : nullptr;
+      const uint8_t* data = tasks_.size() < most ? stream_.try_pin(item.block) : nullptr;
       if (data == nullptr) {
         pending_[kept++] = item;
       } else {

@@ -114,6 +114,7 @@ class NeuronStream {
   base::Status wait(BlockId first_needed);
   /// Runs completions that are ready.
   void poll();
+  bool reading() const { return queue_.in_flight() > 0; }
 
   /// Slots of the expert cache; SIZE_MAX where all experts are resident.
   size_t expert_slots() const;

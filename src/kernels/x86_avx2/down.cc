@@ -18,16 +18,30 @@ GANGLION_INLINE Block widen(__m256i bytes) {
            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(high, high)))}};
 }
 
+/// Codes become floats by a table of their upper 16 bits, which hold small integers exactly; elements 4 k and
+/// 16 + 4 k begin the halves of vector k.
 struct Q4 {
   static constexpr size_t kBytes = 18;
+  static constexpr bool kHalves = true;
   GANGLION_INLINE __m256 scale(const uint8_t* p, float w) { return _mm256_set1_ps(w * half_scalar(p)); }
   GANGLION_INLINE Block load(const uint8_t* p) {
-    return widen(_mm256_sub_epi8(nibbles_16(p + 2), _mm256_set1_epi8(8)));
+    const __m256i low = _mm256_broadcastsi128_si256(  // of -8, -7 .. 7
+        _mm_setr_epi8(0, -32, -64, -96, -128, 64, 0, -128, 0, -128, 0, 64, -128, -96, -64, -32));
+    const __m256i high = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-63, -64, -64, -64, -64, -64, -64, -65, 0, 63, 64, 64, 64, 64, 64, 64));
+    const __m256i codes = nibbles_16(p + 2), zero = _mm256_setzero_si256();
+    const __m256i l = _mm256_shuffle_epi8(low, codes), h = _mm256_shuffle_epi8(high, codes);
+    const __m256i a = _mm256_unpacklo_epi8(l, h), b = _mm256_unpackhi_epi8(l, h);
+    return {{_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, a)),
+             _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, a)),
+             _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, b)),
+             _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, b))}};
   }
 };
 
 struct Q6 {
   static constexpr size_t kBytes = 26;
+  static constexpr bool kHalves = false;
   GANGLION_INLINE __m256 scale(const uint8_t* p, float w) { return _mm256_set1_ps(w * half_scalar(p)); }
   GANGLION_INLINE Block load(const uint8_t* p) {
     long long bits;
@@ -42,12 +56,14 @@ struct Q6 {
 
 struct Q8 {
   static constexpr size_t kBytes = 34;
+  static constexpr bool kHalves = false;
   GANGLION_INLINE __m256 scale(const uint8_t* p, float w) { return _mm256_set1_ps(w * half_scalar(p)); }
   GANGLION_INLINE Block load(const uint8_t* p) { return widen(load_256(p + 2)); }
 };
 
 struct F16 {
   static constexpr size_t kBytes = 64;
+  static constexpr bool kHalves = false;
   GANGLION_INLINE __m256 scale(const uint8_t*, float w) { return _mm256_set1_ps(w); }
   GANGLION_INLINE Block load(const uint8_t* p) {
     return {{_mm256_cvtph_ps(load_128(p)), _mm256_cvtph_ps(load_128(p + 16)),
@@ -57,6 +73,7 @@ struct F16 {
 
 struct F32 {
   static constexpr size_t kBytes = 128;
+  static constexpr bool kHalves = false;
   GANGLION_INLINE __m256 scale(const uint8_t*, float w) { return _mm256_set1_ps(w); }
   GANGLION_INLINE Block load(const uint8_t* p) {
     Block block;
@@ -64,6 +81,20 @@ struct F32 {
     return block;
   }
 };
+
+/// Vector k of 32 outputs, in the order of a type's blocks.
+template <bool kHalves>
+GANGLION_INLINE __m256 load_out(const float* out, size_t k) {
+  if (!kHalves) return _mm256_loadu_ps(out + 8 * k);
+  return _mm256_set_m128(_mm_loadu_ps(out + 16 + 4 * k), _mm_loadu_ps(out + 4 * k));
+}
+
+template <bool kHalves>
+GANGLION_INLINE void store_out(__m256 v, float* out, size_t k) {
+  if (!kHalves) return _mm256_storeu_ps(out + 8 * k, v);
+  _mm_storeu_ps(out + 4 * k, _mm256_castps256_ps128(v));
+  _mm_storeu_ps(out + 16 + 4 * k, _mm256_extractf128_ps(v, 1));
+}
 
 /// `kRows` rows pass over `out` at once, in order: each block of `out` is loaded and stored once for all.
 template <class Type, size_t kRows>
@@ -77,7 +108,7 @@ GANGLION_INLINE void axpy_rows(const DownArgs& args, size_t first) {
   }
   for (size_t i = 0; i < args.n; i += 32) {
     __m256 acc[4];
-    for (size_t k = 0; k < 4; ++k) acc[k] = _mm256_loadu_ps(args.out + i + 8 * k);
+    for (size_t k = 0; k < 4; ++k) acc[k] = load_out<Type::kHalves>(args.out + i, k);
     for (size_t j = 0; j < kRows; ++j) {
       const __m256 scale = Type::scale(rows[j], args.weights[first + j]);
       const Block block = Type::load(rows[j]);
@@ -86,7 +117,7 @@ GANGLION_INLINE void axpy_rows(const DownArgs& args, size_t first) {
       rows[j] += Type::kBytes;
       later[j] += Type::kBytes;
     }
-    for (size_t k = 0; k < 4; ++k) _mm256_storeu_ps(args.out + i + 8 * k, acc[k]);
+    for (size_t k = 0; k < 4; ++k) store_out<Type::kHalves>(acc[k], args.out + i, k);
   }
 }
 
