@@ -70,6 +70,8 @@ struct MachineRates {
   int threads = 0;
   double memory_bytes_per_s = 0;   ///< Read by `threads` threads.
   double disk_bytes_per_s = 0;     ///< Blocks of 512 KiB, 4 under way.
+  double random_reads_per_s = 0;   ///< Of 16 KiB, 32 under way.
+  double cpu_s_per_read = 0;       ///< Processor time of such a read.
   double multiply_adds_per_s = 0;  ///< Of the kernel for `weight_type`, many tokens at once.
   std::string weight_type;
   int64_t measured_unix_s = 0;
@@ -93,8 +95,8 @@ struct Prediction {
   std::string prefill_limit;  ///< "compute" or "disk".
 };
 
-/// Pure. The cost model: a pass costs the longer of reading and computing; expert caches are assumed cold by
-/// the share of experts that does not fit.
+/// Pure. The cost model: a pass costs the longer of reading and computing, the processor time of small reads
+/// included; expert caches are assumed cold by the share of experts that does not fit.
 Prediction predict(const PlanSummary& plan, const MachineRates& rates);
 
 }  // namespace ganglion

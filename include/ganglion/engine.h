@@ -49,9 +49,15 @@ struct PlanSummary {
   uint64_t expert_bytes_per_token = 0;  ///< Expert weights touched by a token, cached or not.
   uint64_t expert_bytes = 0;            ///< All experts.
   uint64_t expert_cache_bytes = 0;
-  uint64_t multiply_adds_per_token = 0;  ///< Of weight matrices, the head excluded.
-  std::string weight_type;               ///< The type that most of them have.
-  std::string first_file;                ///< A file of the model.
+  // Of a pack, as calibration lets expect it for a generated token:
+  uint64_t sparse_bytes_per_token = 0;           ///< Weights touched; 0: all neurons are used.
+  uint64_t sparse_streamed_bytes_per_token = 0;  ///< Of those, what is read for every token.
+  double neurons_per_token = 0;                  ///< Predicted to be active.
+  double neurons_read_per_token = 0;             ///< Of those, neither in memory for good nor cached.
+  uint64_t neuron_read_bytes = 0;                ///< Of one such read.
+  uint64_t multiply_adds_per_token = 0;          ///< Of weight matrices, the head excluded.
+  std::string weight_type;                       ///< The type that most of them have.
+  std::string first_file;                        ///< A file of the model.
   bool streams = false;
   size_t context = 0;
   size_t context_trained = 0;

@@ -215,7 +215,16 @@ std::string plan_text(const PlanSummary& plan, const Prediction* prediction) {
         line("KV cache may grow to", plan.kv_full_bytes);
       }
     }
-    line("read for every token", plan.streamed_bytes_per_token);
+    if (plan.sparse_bytes_per_token > 0) {
+      line("touched by an answer's token", plan.sparse_bytes_per_token);
+      line("read for each", plan.sparse_streamed_bytes_per_token);
+      char out[160];
+      std::snprintf(out, sizeof out, "  %-28s %10.0f, of %.0f predicted\n", "neurons read for each",
+                    plan.neurons_read_per_token, plan.neurons_per_token);
+      text += out;
+    } else {
+      line("read for every token", plan.streamed_bytes_per_token);
+    }
     if (plan.expert_bytes_per_token > 0) line("experts touched by a token", plan.expert_bytes_per_token);
   }
   text += std::string("  ") + (plan.streams ? "streamed" : "all in memory") + ", context " +

@@ -158,6 +158,12 @@ std::string plan_json(const PlanSummary& plan, const Prediction* prediction) {
   out["streamed_bytes_per_token"] = plan.streamed_bytes_per_token;
   out["expert_bytes_per_token"] = plan.expert_bytes_per_token;
   out["expert_cache_bytes"] = plan.expert_cache_bytes;
+  if (plan.sparse_bytes_per_token > 0) {
+    out["sparse_bytes_per_token"] = plan.sparse_bytes_per_token;
+    out["sparse_streamed_bytes_per_token"] = plan.sparse_streamed_bytes_per_token;
+    out["neurons_per_token"] = plan.neurons_per_token;
+    out["neurons_read_per_token"] = plan.neurons_read_per_token;
+  }
   out["context"] = plan.context;
   out["context_trained"] = plan.context_trained;
   out["chunk"] = plan.chunk;

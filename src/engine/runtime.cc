@@ -331,6 +331,7 @@ void Runtime::summarise() {
         {"neuron cache", base::round_up(plan_.neuron_cache_bytes, neuron_cache::kSegmentBytes)});
     s.items.push_back({"staging for neurons", plan_.neuron_staging_bytes});
   }
+  if (sparse()) summarise_neurons();
   s.model_bytes = file_->file_bytes();
   s.resident_weight_bytes = plan_.resident_bytes;
   s.streamed_bytes_per_token = plan_.streamed_bytes;

@@ -63,6 +63,7 @@ class Runtime {
   planner::ModelSizes model_sizes();
   void summarise();
   void summarise_matrices();
+  void summarise_neurons();
   base::Status apply(planner::Plan next);
   base::Status load_vectors(std::span<uint8_t> memory);
   neuron_stream::StreamConfig stream_config() const;

@@ -77,6 +77,41 @@ Status Runtime::read_neurons() {
   return base::ok_status();
 }
 
+// What a generated token is expected to touch and to read.
+void Runtime::summarise_neurons() {
+  PlanSummary& s = summary_;
+  std::vector<bool> resident(dense_blocks_, false);
+  for (const uint32_t id : plan_.dense_resident) resident[id] = true;
+  for (BlockId id = 0; id < dense_blocks_; ++id) {
+    if (exact_only_[id] != 0) continue;
+    s.sparse_bytes_per_token += dense_block_bytes_[id];
+    if (!resident[id]) s.sparse_streamed_bytes_per_token += dense_block_bytes_[id];
+  }
+  double bytes = 0;
+  size_t set = 0;
+  for (const LayerWeights& w : weights_.layers) {
+    const BundleRef& b = w.bundle;
+    if (!b.present()) continue;
+    // A predicted neuron costs its gate, an active one the rest.
+    const auto gate_bytes = static_cast<double>(b.up_offset);
+    const auto other_bytes = static_cast<double>(b.bytes - b.up_offset);
+    s.neuron_read_bytes = std::max<uint64_t>(s.neuron_read_bytes, base::round_up(b.stride, 4096));
+    for (uint32_t e = 0; e < b.rows.slices; ++e, ++set) {
+      const std::span<const float> frequency = neuron_sets_[set].frequency;
+      const uint32_t in_memory = std::max(plan_.neuron_prefix[set], plan_.neuron_warm[set]);
+      for (size_t i = 0; i < frequency.size(); ++i) {
+        const double active = static_cast<double>(frequency[i]);
+        const double predicted = std::min(1.0, active * static_cast<double>(config_.pack.over_prediction));
+        bytes += predicted * gate_bytes + active * other_bytes;
+        s.neurons_per_token += predicted;
+        // Thresholds of rare neurons are priced by reads: about as many are predicted as fire.
+        if (i >= in_memory) s.neurons_read_per_token += active;
+      }
+    }
+  }
+  s.sparse_bytes_per_token += static_cast<uint64_t>(bytes);
+}
+
 std::vector<neuron_stream::BundleLayer> Runtime::bundle_layers() const {
   std::vector<neuron_stream::BundleLayer> layers;
   for (const LayerWeights& w : weights_.layers) {

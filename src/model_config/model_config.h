@@ -64,6 +64,7 @@ struct PackConfig {
   bool present = false;
   std::string down;  ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
   std::vector<Layer> layers;
+  float over_prediction = 1.6F;  ///< Predicted neurons per active one, for estimates.
 };
 
 struct LayerConfig {

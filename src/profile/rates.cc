@@ -27,19 +27,34 @@ constexpr size_t kManyTokens = 64;
 // As much as staging takes at least.
 constexpr uint64_t kReadBytes = 512 * base::kKiB;
 constexpr int kDepth = 4;
+// About a neuron's bundle.
+constexpr uint64_t kSmallBytes = 16 * base::kKiB;
+constexpr int kSmallDepth = 32;
+static_assert(kSmallBytes * kSmallDepth <= kReadBytes * kDepth);
 
-Result<double> measure_disk_rate(const std::string& path) {
+// Fills the rates of the disk that a file lies on.
+Status measure_disk(const std::string& path, MachineRates* rates) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
-  const uint64_t read_bytes =
-      std::min(kReadBytes, base::round_up(file.size() / 8 + 1, async_io::kIoAlignment));
+  const uint64_t least = base::round_up(file.size() / 8 + 1, async_io::kIoAlignment);
   neuron_cache::Arena arena(kReadBytes * kDepth);
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
                             neuron_cache::Region::reserve(arena, kReadBytes * kDepth, "disk measurement"));
   GANGLION_RETURN_IF_ERROR(memory.resize(kReadBytes * kDepth));
   profile::DiskSampler sampler(*queue, file, memory.data());
-  GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(read_bytes, kDepth, true, kProbeNs));
-  return sample.bytes_per_s;
+  GANGLION_ASSIGN_OR_RETURN(const DiskSample large,
+                            sampler.run(std::min(kReadBytes, least), kDepth, true, kProbeNs));
+  GANGLION_ASSIGN_OR_RETURN(const DiskSample small,
+                            sampler.run(std::min(kSmallBytes, least), kSmallDepth, false, kProbeNs / 2));
+  rates->disk_bytes_per_s = large.bytes_per_s;
+  rates->random_reads_per_s = small.bytes_per_s / static_cast<double>(small.read_bytes);
+  rates->cpu_s_per_read = small.cpu_s_per_read;
+  return ok_status();
+}
+
+bool complete(const MachineRates& rates) {
+  return rates.memory_bytes_per_s > 0 && rates.disk_bytes_per_s > 0 && rates.random_reads_per_s > 0 &&
+         rates.multiply_adds_per_s > 0;
 }
 
 // One file per device, thread count, kernels and type.
@@ -63,7 +78,7 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
   const uint64_t room = plan.resident_weight_bytes + plan.expert_cache_bytes;
   rates.memory_bytes_per_s =
       profile::measure_memory_bandwidth(plan.threads, std::clamp(room, kLeastBytes, kMostBytes));
-  GANGLION_ASSIGN_OR_RETURN(rates.disk_bytes_per_s, measure_disk_rate(plan.first_file));
+  GANGLION_RETURN_IF_ERROR(measure_disk(plan.first_file, &rates));
   for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
     if (type.name == plan.weight_type)
       rates.multiply_adds_per_s =
@@ -79,11 +94,10 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
   MachineRates rates;
   std::string cpu;
   in >> rates.measured_unix_s >> rates.memory_bytes_per_s >> rates.disk_bytes_per_s >>
-      rates.multiply_adds_per_s;
+      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s;
   std::getline(in >> std::ws, cpu);
   const int64_t age = static_cast<int64_t>(std::time(nullptr)) - rates.measured_unix_s;
-  if (in.fail() || cpu != platform::cpu_model_name() || age < 0 || age > most_age_s ||
-      !(rates.memory_bytes_per_s > 0 && rates.disk_bytes_per_s > 0 && rates.multiply_adds_per_s > 0)) {
+  if (in.fail() || cpu != platform::cpu_model_name() || age < 0 || age > most_age_s || !complete(rates)) {
     return Status(Code::kNotFound,
                   "no rates of the last " + std::to_string(most_age_s) + " s in '" + path + "'");
   }
@@ -93,9 +107,10 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
 }
 
 Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates) {
-  const std::string text = base::format(
-      "%lld %.0f %.0f %.0f\n%s\n", static_cast<long long>(rates.measured_unix_s), rates.memory_bytes_per_s,
-      rates.disk_bytes_per_s, rates.multiply_adds_per_s, platform::cpu_model_name().c_str());
+  const std::string text =
+      base::format("%lld %.0f %.0f %.0f %.9f %.0f\n%s\n", static_cast<long long>(rates.measured_unix_s),
+                   rates.memory_bytes_per_s, rates.disk_bytes_per_s, rates.random_reads_per_s,
+                   rates.cpu_s_per_read, rates.multiply_adds_per_s, platform::cpu_model_name().c_str());
   ::mkdir(cache_dir.c_str(), 0755);
   return platform::write_file_atomically(cache_path(cache_dir, plan),
                                          {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
@@ -112,16 +127,36 @@ Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& p
   for (const DiskSample& sample : report.disk) {
     if (sample.read_bytes == kReadBytes && sample.depth == kDepth && sample.sequential)
       rates.disk_bytes_per_s = sample.bytes_per_s;
+    if (sample.read_bytes == kSmallBytes && sample.depth == kSmallDepth && !sample.sequential) {
+      rates.random_reads_per_s = sample.bytes_per_s / static_cast<double>(sample.read_bytes);
+      rates.cpu_s_per_read = sample.cpu_s_per_read;
+    }
   }
   for (const KernelSample& sample : report.kernels) {
     if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens == kManyTokens)
       rates.multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
   }
-  if (rates.memory_bytes_per_s > 0 && rates.disk_bytes_per_s > 0 && rates.multiply_adds_per_s > 0)
-    return rates;
+  if (complete(rates)) return rates;
   return Status(Code::kNotFound, base::format("the profile has no rates of %d threads, %s and %s",
                                               plan.threads, plan.isa.c_str(), plan.weight_type.c_str()));
 }
+
+namespace {
+
+// Generated tokens of a pack: reads of neurons are bound by their number, and cost processor time.
+void predict_sparse(const PlanSummary& plan, const MachineRates& rates, Prediction* prediction) {
+  const double reads = plan.neurons_read_per_token;
+  const double touched_s = static_cast<double>(plan.sparse_bytes_per_token) / rates.memory_bytes_per_s;
+  const double compute_s = touched_s + reads * rates.cpu_s_per_read / std::max(1, rates.threads);
+  const double disk_s =
+      std::max(reads / rates.random_reads_per_s,
+               reads * static_cast<double>(plan.neuron_read_bytes) / rates.disk_bytes_per_s) +
+      static_cast<double>(plan.sparse_streamed_bytes_per_token) / rates.disk_bytes_per_s;
+  prediction->decode_tokens_per_s = 1 / std::max(compute_s, disk_s);
+  prediction->decode_limit = disk_s > compute_s ? "disk" : "memory bandwidth";
+}
+
+}  // namespace
 
 Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   const bool experts_resident = plan.expert_bytes > 0 && plan.expert_cache_bytes == 0;
@@ -140,6 +175,7 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   Prediction prediction;
   prediction.decode_tokens_per_s = 1 / std::max(memory_s, disk_s);
   prediction.decode_limit = disk_s > memory_s ? "disk" : "memory bandwidth";
+  if (plan.sparse_bytes_per_token > 0) predict_sparse(plan, rates, &prediction);
   // A chunk reads what is streamed once, and in a mixture all experts that do not fit.
   const double chunk = static_cast<double>(plan.chunk);
   const double chunk_read = static_cast<double>(plan.streamed_bytes_per_token) +
