@@ -87,7 +87,7 @@ class Packer {
     if (path.empty()) {
       CalibrateOptions own;
       own.model_path = options_.model_path;
-      own.output_path = path = own_calibration_ = options_.output_path + ".calibration";
+      own.output_path = path = own_calibration_ = options_.output_path + ".packing";
       own.memory = options_.memory;
       own.threads = options_.threads;
       own.isa = options_.isa;

@@ -224,7 +224,7 @@ class PackingFaults(Cli):
 
     def test_interrupted_at_any_point(self):
         out = os.path.join(self.dir, "p.gguf")
-        for suffix in (".calibration.calibrating/layer0.inputs", ".calibration.calibrating/layer0.statistics", ".part"):
+        for suffix in (".packing.calibrating/layer0.inputs", ".packing.calibrating/layer0.statistics", ".part"):
             with self.subTest(suffix):
                 process = subprocess.Popen([PROGRAM, "pack", "-m", MODEL, "-o", out, "--tokens", "8000", "--rank", "64"],
                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
