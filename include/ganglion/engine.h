@@ -27,6 +27,7 @@ struct EngineOptions {
   bool react_to_pressure = true;  ///< Shrink caches when the system runs short of memory (PSI).
   bool exact = false;             ///< A pack: generate with all neurons, as the source would.
   uint64_t beside_bytes = 0;      ///< Of the budget: what others in this process will take (a draft model).
+  bool verify_bundles = false;    ///< A pack: compare bundles with their checksums as they are read.
   size_t logit_rows = 1;          ///< Rows whose logits are computed together (perplexity takes more).
   size_t sequences = 1;           ///< Sessions that the KV cache has room for, each with a full context.
   Overrides overrides;

@@ -50,13 +50,18 @@ struct ShardVerdict {
   std::string sha256;  ///< Lower-case hex, if asked for.
 };
 
-/// Checks every shard by itself (structure, sizes, optionally its SHA-256, which reads the whole file), then
-/// the model as a whole (all parts, all tensors of the architecture with the right shapes): that is the last
-/// entry, with an empty path. Errors: only if no file can be found at all.
-/// `progress` (or null) is told the bytes hashed so far and in all.
-Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256,
-                                               void (*progress)(void* context, uint64_t done,
-                                                                uint64_t total) = nullptr,
+struct VerifyOptions {
+  bool sha256 = false;  ///< Hash each file (reads all of it).
+  bool bundles = true;  ///< Compare the bundles of a pack with their checksums (reads them all).
+};
+
+/// Checks every shard by itself (structure, sizes, optionally its SHA-256), then the model as a whole (all
+/// parts, all tensors of the architecture with the right shapes, the bundles of a pack): that is the last
+/// entry, with an empty path. Errors: only if no file can be found at all. `progress` (or null) is told what
+/// is being done, the bytes so far and in all.
+Result<std::vector<ShardVerdict>> verify_model(const std::string& path, const VerifyOptions& options,
+                                               void (*progress)(void* context, const char* stage,
+                                                                uint64_t done, uint64_t total) = nullptr,
                                                void* context = nullptr);
 
 }  // namespace ganglion

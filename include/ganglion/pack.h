@@ -18,11 +18,13 @@ struct PackOptions {
   std::string memory = "auto";
   int threads = 0;
   std::string isa;
-  std::string text_path;  ///< What to calibrate on; empty: random tokens, for synthetic models.
-  size_t tokens = 4096;
-  std::string down = "q6";  ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
-  uint32_t rank = 192;      ///< Of the predictors, a multiple of 32; 0: none, every neuron is computed.
-  double recall = 0.99;     ///< Share of the activation mass that predictors must find.
+  std::string calibration_path;  ///< Made of this very model by calibrate; empty: calibrated here,
+  std::string text_path;         ///< on this text (empty: the one that is shipped)
+  bool random_tokens = false;    ///< or on random tokens, for synthetic models,
+  size_t tokens = 4096;          ///< at most so many.
+  std::string down = "q6";       ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
+  uint32_t rank = 192;           ///< Of the predictors, a multiple of 32; 0: none, every neuron is computed.
+  double recall = 0.99;          ///< Share of the activation mass that predictors must find.
   Overrides overrides;
 };
 

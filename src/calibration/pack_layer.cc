@@ -1,19 +1,17 @@
 #include "calibration/pack_layer.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/units.h"
+#include "format/bundle_checksum.h"
 
 namespace ganglion::calibration {
 
 using base::Result;
 using base::Status;
 using base::TensorType;
-using format::TensorInfo;
 using kernels::DownType;
 
 namespace {
@@ -30,17 +28,6 @@ struct Matrices {
   std::vector<uint8_t> down;
 };
 
-Status read_slice(const LayerSource& source, const TensorInfo& tensor, uint32_t slice,
-                  std::vector<uint8_t>* out) {
-  out->resize(base::row_bytes(tensor.type, tensor.dims[0]) * tensor.dims[1]);
-  const platform::File& file = source.files[tensor.shard];
-  const uint64_t offset = tensor.offset + slice * out->size();
-  GANGLION_RETURN_IF_ERROR(file.read_exact(offset, *out).with_context("tensor '" + tensor.name + "'"));
-  ::posix_fadvise(file.fd(), static_cast<off_t>(offset), static_cast<off_t>(out->size()),
-                  POSIX_FADV_DONTNEED);
-  return base::ok_status();
-}
-
 /// What the tensors of a layer collect over its experts.
 struct LayerData {
   std::vector<uint8_t> low, out;
@@ -50,33 +37,36 @@ struct LayerData {
 
 class LayerWriter {
  public:
-  LayerWriter(const PackedLayer& layer, const LayerSource& source, std::span<const float> inputs,
-              std::span<const uint32_t> experts)
-      : layer_(layer), source_(source), inputs_(inputs), experts_(experts) {}
+  LayerWriter(const PackedLayer& layer, const ModelSource& source, const FitOptions& options,
+              const LayerSamples& samples, std::span<const float> frequency)
+      : layer_(layer),
+        source_(source),
+        options_(options),
+        inputs_(samples.inputs),
+        experts_(samples.experts),
+        frequency_(frequency) {}
 
   // Fits all experts first: predictors stand before bundles in the file.
   Status fit(LayerData* data, PackLayerReport* report) {
-    for (uint32_t e = 0; e < layer_.experts; ++e) {
+    for (uint32_t e = 0; e < ffn_.experts; ++e) {
       Matrices m;
-      GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.gate, e, &m.gate));
-      GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.up, e, &m.up));
-      GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.down, e, &m.down));
-      transpose_down(m.down);
+      GANGLION_RETURN_IF_ERROR(read_expert(e, &m));
       const std::vector<float> inputs = inputs_of(e);
-      Predictor p = fit_predictor({.kernels = source_.kernels,
-                                   .threads = source_.threads,
-                                   .gate_type = layer_.gate->type,
-                                   .up_type = layer_.up->type,
+      Predictor p = fit_predictor({.kernels = &source_.kernels(),
+                                   .threads = &source_.threads(),
+                                   .gate_type = ffn_.gate->type,
+                                   .up_type = ffn_.up->type,
                                    .gate = m.gate,
                                    .up = m.up,
-                                   .rectified_up = source_.rectified_up,
-                                   .neurons = layer_.neurons,
-                                   .dim = layer_.dim,
+                                   .rectified_up = source_.rectified_up(),
+                                   .threshold = source_.config().ffn_threshold,
+                                   .neurons = ffn_.neurons,
+                                   .dim = ffn_.dim,
                                    .inputs = experts_.empty() ? inputs_ : std::span<const float>(inputs),
                                    .down_norm = down_norm_,
                                    .rank = layer_.rank,
-                                   .recall = source_.recall});
-      collect(p, e, inputs.size(), data, report);
+                                   .recall = options_.recall});
+      collect(p, e, data, report);
     }
     return base::ok_status();
   }
@@ -85,10 +75,7 @@ class LayerWriter {
   Status bundles(uint32_t e, std::span<const int32_t> order, format::GgufWriter* writer,
                  std::vector<int64_t>* checks) {
     Matrices m;
-    GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.gate, e, &m.gate));
-    GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.up, e, &m.up));
-    GANGLION_RETURN_IF_ERROR(read_slice(source_, *layer_.down, e, &m.down));
-    transpose_down(m.down);
+    GANGLION_RETURN_IF_ERROR(read_expert(e, &m));
     const size_t at_once = std::max<size_t>(1, base::kMiB / layer_.stride);
     std::vector<uint8_t> out;
     for (size_t first = 0; first < order.size(); first += at_once) {
@@ -101,9 +88,9 @@ class LayerWriter {
         std::memcpy(to + layer_.gate_bytes, m.up.data() + neuron * layer_.up_bytes, layer_.up_bytes);
         std::memcpy(to + layer_.gate_bytes + layer_.up_bytes, down_rows_.data() + neuron * layer_.down_bytes,
                     layer_.down_bytes);
-        checks->push_back(static_cast<int64_t>(bundle_checksum({to, layer_.gate_bytes})));
+        checks->push_back(static_cast<int64_t>(format::bundle_checksum({to, layer_.gate_bytes})));
         checks->push_back(static_cast<int64_t>(
-            bundle_checksum({to + layer_.gate_bytes, layer_.up_bytes + layer_.down_bytes})));
+            format::bundle_checksum({to + layer_.gate_bytes, layer_.up_bytes + layer_.down_bytes})));
       }
       GANGLION_RETURN_IF_ERROR(writer->write(out));
     }
@@ -111,46 +98,54 @@ class LayerWriter {
   }
 
  private:
+  Status read_expert(uint32_t e, Matrices* m) {
+    GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.gate, e, &m->gate));
+    GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.up, e, &m->up));
+    GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.down, e, &m->down));
+    transpose_down(m->down);
+    return base::ok_status();
+  }
+
   // The inputs of the tokens that were routed to an expert.
   std::vector<float> inputs_of(uint32_t expert) const {
     std::vector<float> inputs;
-    const size_t tokens = inputs_.size() / layer_.dim;
+    const size_t tokens = inputs_.size() / ffn_.dim;
     const size_t used = tokens > 0 ? experts_.size() / tokens : 0;
     for (size_t t = 0; t < tokens && used > 0; ++t) {
       const uint32_t* routed = &experts_[t * used];
       if (std::find(routed, routed + used, expert) == routed + used) continue;
-      inputs.insert(inputs.end(), inputs_.begin() + static_cast<ptrdiff_t>(t * layer_.dim),
-                    inputs_.begin() + static_cast<ptrdiff_t>((t + 1) * layer_.dim));
+      inputs.insert(inputs.end(), inputs_.begin() + static_cast<ptrdiff_t>(t * ffn_.dim),
+                    inputs_.begin() + static_cast<ptrdiff_t>((t + 1) * ffn_.dim));
     }
     return inputs;
   }
 
   // down_rows_ [F] and down_norm_ [F] from the rows [D] of F.
   void transpose_down(std::span<const uint8_t> down) {
-    const size_t row_bytes = base::row_bytes(layer_.down->type, layer_.neurons);
-    const auto dequantize = source_.kernels->dequantize[static_cast<size_t>(layer_.down->type)];
-    down_rows_.resize(size_t{layer_.neurons} * layer_.down_bytes);
-    down_norm_.resize(layer_.neurons);
-    source_.threads->parallel_for(
-        base::ceil_div(layer_.neurons, kColumns), 1, [&](size_t begin, size_t end, int) {
+    const size_t row_bytes = base::row_bytes(ffn_.down->type, ffn_.neurons);
+    const auto dequantize = source_.kernels().dequantize[static_cast<size_t>(ffn_.down->type)];
+    down_rows_.resize(size_t{ffn_.neurons} * layer_.down_bytes);
+    down_norm_.resize(ffn_.neurons);
+    source_.threads().parallel_for(
+        base::ceil_div(ffn_.neurons, kColumns), 1, [&](size_t begin, size_t end, int) {
           std::vector<float> columns;
-          std::vector<float> row(layer_.dim);
+          std::vector<float> row(ffn_.dim);
           for (size_t part = begin; part < end; ++part) {
             const size_t first = part * kColumns;
-            const size_t count = std::min(kColumns, layer_.neurons - first);
-            columns.resize(layer_.dim * count);
-            for (size_t d = 0; d < layer_.dim; ++d) {
-              dequantize(down.data() + d * row_bytes + base::row_bytes(layer_.down->type, first), count,
+            const size_t count = std::min(kColumns, ffn_.neurons - first);
+            columns.resize(ffn_.dim * count);
+            for (size_t d = 0; d < ffn_.dim; ++d) {
+              dequantize(down.data() + d * row_bytes + base::row_bytes(ffn_.down->type, first), count,
                          columns.data() + d * count);
             }
             for (size_t i = 0; i < count; ++i) {
               double norm = 0;
-              for (size_t d = 0; d < layer_.dim; ++d) {
+              for (size_t d = 0; d < ffn_.dim; ++d) {
                 row[d] = columns[d * count + i];
                 norm += static_cast<double>(row[d]) * static_cast<double>(row[d]);
               }
               down_norm_[first + i] = static_cast<float>(std::sqrt(norm));
-              kernels::quantize_down_row(source_.down_type, row.data(), layer_.dim,
+              kernels::quantize_down_row(options_.down_type, row.data(), ffn_.dim,
                                          down_rows_.data() + (first + i) * layer_.down_bytes);
             }
           }
@@ -158,32 +153,28 @@ class LayerWriter {
   }
 
   // Appends an expert's predictor in pack order.
-  void collect(const Predictor& p, uint32_t e, size_t input_size, LayerData* data,
-               PackLayerReport* report) const {
-    const size_t tokens = inputs_.size() / layer_.dim;
-    const double share = experts_.empty() || tokens == 0
-                             ? 1
-                             : static_cast<double>(input_size / layer_.dim) / static_cast<double>(tokens);
-    std::vector<int32_t> order(layer_.neurons);
+  void collect(const Predictor& p, uint32_t e, LayerData* data, PackLayerReport* report) const {
+    const std::span<const float> frequency = frequency_.subspan(size_t{e} * ffn_.neurons, ffn_.neurons);
+    std::vector<int32_t> order(ffn_.neurons);
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-      return p.frequency[static_cast<size_t>(a)] > p.frequency[static_cast<size_t>(b)];
+      return frequency[static_cast<size_t>(a)] > frequency[static_cast<size_t>(b)];
     });
     data->low.insert(data->low.end(), p.low.begin(), p.low.end());
     const size_t before = data->out.size();
-    const size_t row_bytes = kernels::down_row_bytes(DownType::kQ8, layer_.neurons);
+    const size_t row_bytes = kernels::down_row_bytes(DownType::kQ8, ffn_.neurons);
     data->out.resize(before + layer_.rank * row_bytes);
-    std::vector<float> row(layer_.neurons);
+    std::vector<float> row(ffn_.neurons);
     for (size_t k = 0; k < layer_.rank; ++k) {
       for (size_t i = 0; i < order.size(); ++i)
-        row[i] = p.out[k * layer_.neurons + static_cast<size_t>(order[i])];
+        row[i] = p.out[k * ffn_.neurons + static_cast<size_t>(order[i])];
       kernels::quantize_down_row(DownType::kQ8, row.data(), row.size(),
                                  data->out.data() + before + k * row_bytes);
     }
     for (const int32_t neuron : order) {
       const auto n = static_cast<size_t>(neuron);
       data->threshold.push_back(p.threshold[n]);
-      data->frequency.push_back(static_cast<float>(static_cast<double>(p.frequency[n]) * share));
+      data->frequency.push_back(frequency[n]);
       data->order.push_back(neuron);
     }
     const double weight = 1.0 / (e + 1);  // Running mean over the experts.
@@ -196,9 +187,12 @@ class LayerWriter {
   }
 
   const PackedLayer& layer_;
-  const LayerSource& source_;
+  const FfnMatrices& ffn_ = layer_.ffn;
+  const ModelSource& source_;
+  const FitOptions& options_;
   std::span<const float> inputs_;
   std::span<const uint32_t> experts_;
+  std::span<const float> frequency_;
   std::vector<uint8_t> down_rows_;
   std::vector<float> down_norm_;
 };
@@ -210,32 +204,19 @@ std::span<const uint8_t> bytes_of(const std::vector<T>& values) {
 
 }  // namespace
 
-// Four lanes of multiply-xor over words of 8 bytes, the rest as a last word with its length.
-uint64_t bundle_checksum(std::span<const uint8_t> bytes) {
-  constexpr uint64_t kPrime = 0x9e3779b97f4a7c15U;
-  uint64_t hash = bytes.size() * kPrime;
-  for (size_t i = 0; i < bytes.size(); i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + i, std::min<size_t>(8, bytes.size() - i));
-    hash = (hash ^ word) * kPrime;
-    hash ^= hash >> 29;
-  }
-  return hash;
+Status check_rank(uint32_t rank) {
+  if (rank % 32 == 0 && rank <= 4096) return base::ok_status();
+  return Status(base::Code::kInvalidArgument,
+                base::format("a predictor of rank %u - use a multiple of 32 up to 4096, or 0", rank));
 }
 
-PackedLayer lay_out_bundles(const TensorInfo& gate, const TensorInfo& up, const TensorInfo& down,
-                            DownType down_type, uint32_t rank) {
+PackedLayer lay_out_bundles(const FfnMatrices& ffn, DownType down_type, uint32_t rank) {
   PackedLayer layer;
-  layer.gate = &gate;
-  layer.up = &up;
-  layer.down = &down;
-  layer.dim = static_cast<uint32_t>(gate.dims[0]);
-  layer.neurons = static_cast<uint32_t>(gate.dims[1]);
-  layer.experts = static_cast<uint32_t>(gate.dims[2]);
+  layer.ffn = ffn;
   layer.rank = rank;
-  layer.gate_bytes = static_cast<uint32_t>(base::row_bytes(gate.type, layer.dim));
-  layer.up_bytes = static_cast<uint32_t>(base::row_bytes(up.type, layer.dim));
-  layer.down_bytes = static_cast<uint32_t>(kernels::down_row_bytes(down_type, layer.dim));
+  layer.gate_bytes = static_cast<uint32_t>(base::row_bytes(ffn.gate->type, ffn.dim));
+  layer.up_bytes = static_cast<uint32_t>(base::row_bytes(ffn.up->type, ffn.dim));
+  layer.down_bytes = static_cast<uint32_t>(kernels::down_row_bytes(down_type, ffn.dim));
   const auto pages = static_cast<uint32_t>(base::round_up(layer.bundle_bytes(), kPage));
   const bool wasteful = (pages - layer.bundle_bytes()) * 5 > pages;
   layer.stride =
@@ -244,10 +225,10 @@ PackedLayer lay_out_bundles(const TensorInfo& gate, const TensorInfo& up, const 
 }
 
 void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufWriter* writer) {
-  const uint64_t f = layer.neurons;
-  const uint64_t e = layer.experts;
+  const uint64_t f = layer.ffn.neurons;
+  const uint64_t e = layer.ffn.experts;
   if (layer.rank > 0) {
-    writer->add_tensor(p + "ffn_predict_low.weight", TensorType::kQ8_0, {layer.dim, layer.rank, e});
+    writer->add_tensor(p + "ffn_predict_low.weight", TensorType::kQ8_0, {layer.ffn.dim, layer.rank, e});
     writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ8_0, {f, layer.rank, e});
     writer->add_tensor(p + "ffn_predict_threshold.weight", TensorType::kF32, {f, e});
   }
@@ -257,10 +238,10 @@ void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufW
   writer->add_tensor(p + "ffn_check.weight", TensorType::kI64, {2, f, e});
 }
 
-Result<PackLayerReport> write_layer(const PackedLayer& layer, const LayerSource& source,
-                                    std::span<const float> inputs, std::span<const uint32_t> experts,
+Result<PackLayerReport> write_layer(const PackedLayer& layer, const ModelSource& source,
+                                    const FitOptions& options, const CalibratedLayer& calibrated,
                                     format::GgufWriter* writer) {
-  LayerWriter work(layer, source, inputs, experts);
+  LayerWriter work(layer, source, options, calibrated.samples, calibrated.frequency);
   LayerData data;
   PackLayerReport report;
   GANGLION_RETURN_IF_ERROR(work.fit(&data, &report));
@@ -272,13 +253,37 @@ Result<PackLayerReport> write_layer(const PackedLayer& layer, const LayerSource&
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.order)));
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.frequency)));
   std::vector<int64_t> checks;
-  for (uint32_t e = 0; e < layer.experts; ++e) {
+  for (uint32_t e = 0; e < layer.ffn.experts; ++e) {
     GANGLION_RETURN_IF_ERROR(work.bundles(
-        e, std::span<const int32_t>(data.order).subspan(size_t{e} * layer.neurons, layer.neurons), writer,
-        &checks));
+        e, std::span<const int32_t>(data.order).subspan(size_t{e} * layer.ffn.neurons, layer.ffn.neurons),
+        writer, &checks));
   }
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(checks)));
   return report;
+}
+
+Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, double recall,
+                                    const ModelSource& source, const LayerSamples& samples) {
+  const FitOptions options = {.down_type = DownType::kF16, .recall = recall};
+  const PackedLayer layer = lay_out_bundles(ffn, options.down_type, rank);
+  const std::vector<float> frequency(size_t{ffn.experts} * ffn.neurons, 0);
+  LayerWriter work(layer, source, options, samples, frequency);
+  LayerData data;
+  PackLayerReport report;
+  GANGLION_RETURN_IF_ERROR(work.fit(&data, &report));
+  return report;
+}
+
+uint64_t fitting_bytes(const PackedLayer& layer, const ModelSource& source, size_t samples) {
+  const FfnMatrices& f = layer.ffn;
+  const uint64_t up = source.rectified_up() ? 2 : 1;
+  const uint64_t slices = (f.gate->bytes + f.up->bytes + f.down->bytes) / f.experts;
+  const uint64_t inputs = (f.experts > 1 ? 2 : 1) * samples * f.dim * sizeof(float);
+  const uint64_t activations = up * samples * f.dim * (f.gate->type <= TensorType::kF16 ? 4 : 2);
+  const uint64_t fitted = predictor_fit_bytes(f.neurons, f.dim, layer.rank, samples) * up;
+  const uint64_t kept =
+      uint64_t{f.experts} * (layer.rank * 5 / 4 * (uint64_t{f.neurons} + f.dim) + 28 * f.neurons);
+  return slices + uint64_t{f.neurons} * layer.down_bytes + inputs + activations + fitted + kept;
 }
 
 }  // namespace ganglion::calibration

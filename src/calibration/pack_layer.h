@@ -1,26 +1,20 @@
 // Packs the FFN of one layer: order by frequency, predictors, bundles. Called by pack_model layer by layer.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
+#include "calibration/activation_samples.h"
+#include "calibration/model_source.h"
 #include "calibration/predictor_fit.h"
-#include "format/gguf.h"
 #include "format/gguf_writer.h"
 #include "kernels/kernel_table.h"
-#include "platform/file.h"
 
 namespace ganglion::calibration {
 
 /// One layer's matrices in the source, and how its bundles are laid out.
 struct PackedLayer {
-  const format::TensorInfo* gate = nullptr;  ///< [E][F] rows of D
-  const format::TensorInfo* up = nullptr;    ///< [E][F] rows of D
-  const format::TensorInfo* down = nullptr;  ///< [E][D] rows of F
-  uint32_t neurons = 0;
-  uint32_t experts = 1;
-  uint32_t dim = 0;
+  FfnMatrices ffn;
   uint32_t rank = 0;
   uint32_t gate_bytes = 0;
   uint32_t up_bytes = 0;
@@ -32,28 +26,35 @@ struct PackedLayer {
 
 /// Offsets as docs/pack_format.md has them; a stride of whole pages where that wastes at most a fifth: a read
 /// that crosses fewer pages is worth more than the disk's space, and memory holds no padding.
-PackedLayer lay_out_bundles(const format::TensorInfo& gate, const format::TensorInfo& up,
-                            const format::TensorInfo& down, kernels::DownType down_type, uint32_t rank);
+PackedLayer lay_out_bundles(const FfnMatrices& ffn, kernels::DownType down_type, uint32_t rank);
+
+/// Errors: kInvalidArgument for a rank that predictors cannot have.
+base::Status check_rank(uint32_t rank);
 
 /// Declares the layer's tensors in the order in which write_layer() fills them.
 void declare_layer(const PackedLayer& layer, const std::string& prefix, format::GgufWriter* writer);
 
-struct LayerSource {
-  std::span<const platform::File> files;  ///< By shard.
-  const kernels::KernelTable* kernels = nullptr;
-  platform::ThreadPool* threads = nullptr;
+/// What a calibration says of a layer.
+struct CalibratedLayer {
+  LayerSamples samples;
+  std::vector<float> frequency;  ///< [E][F]: share of all tokens that fire a neuron.
+};
+
+struct FitOptions {
   kernels::DownType down_type = kernels::DownType::kQ6;
-  bool rectified_up = false;
   double recall = 0.99;
 };
 
-/// Fits and writes everything that declare_layer() declared. `inputs` [tokens][D]; `experts` [tokens][used]
-/// or empty. Errors: kIo, kModelFile.
-base::Result<PackLayerReport> write_layer(const PackedLayer& layer, const LayerSource& source,
-                                          std::span<const float> inputs, std::span<const uint32_t> experts,
+/// Fits and writes everything that declare_layer() declared. Errors: kIo, kModelFile.
+base::Result<PackLayerReport> write_layer(const PackedLayer& layer, const ModelSource& source,
+                                          const FitOptions& options, const CalibratedLayer& calibrated,
                                           format::GgufWriter* writer);
 
-/// The 64-bit checksum of bundle parts, see docs/pack_format.md.
-uint64_t bundle_checksum(std::span<const uint8_t> bytes);
+/// Fits the predictors of a layer for what they find alone. Errors: kIo, kModelFile.
+base::Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, double recall,
+                                          const ModelSource& source, const LayerSamples& samples);
+
+/// Memory that write_layer() takes at most, estimated from the buffers' sizes.
+uint64_t fitting_bytes(const PackedLayer& layer, const ModelSource& source, size_t samples);
 
 }  // namespace ganglion::calibration

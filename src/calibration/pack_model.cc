@@ -1,167 +1,135 @@
-// pack_model(): source header -> calibration tokens through the exact model -> one layer after the other
-// fitted and written. Peak memory is the exact model's budget, then one layer's matrices and samples.
+// pack_model(): source header -> a calibration, given or made -> one layer after the other fitted and
+// written. Peak memory is the exact model's budget, then one layer's matrices and samples.
 #include <fcntl.h>
-#include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "base/units.h"
-#include "calibration/activation_samples.h"
+#include "calibration/calibration_file.h"
 #include "calibration/pack_layer.h"
 #include "engine/runtime.h"
+#include "ganglion/calibration.h"
 #include "ganglion/pack.h"
-#include "platform/cpu.h"
+#include "platform/memory.h"
 
 namespace ganglion {
 
 using base::TensorType;
-using calibration::ActivationSamples;
-using calibration::LayerSource;
+using calibration::CalibratedLayer;
+using calibration::CalibrationFile;
+using calibration::FfnMatrices;
+using calibration::ModelSource;
 using calibration::PackedLayer;
 using format::TensorInfo;
 using kernels::DownType;
-using model::LayerWeights;
-using model_config::FfnActivation;
 
 namespace {
 
-using ProgressFn = bool (*)(void*, const char*, uint64_t, uint64_t);
-
 class Packer {
  public:
-  Packer(const PackOptions& options, ProgressFn progress, void* context)
+  Packer(const PackOptions& options, StageProgress progress, void* context)
       : options_(options), progress_(progress), context_(context) {}
+
+  ~Packer() {
+    calibration_.reset();
+    if (!own_calibration_.empty()) ::unlink(own_calibration_.c_str());
+  }
+  Packer(const Packer&) = delete;
+  Packer& operator=(const Packer&) = delete;
 
   Result<PackReport> run() {
     GANGLION_RETURN_IF_ERROR(open());
-    GANGLION_RETURN_IF_ERROR(choose_layers());
-    GANGLION_RETURN_IF_ERROR(check_room());
-    GANGLION_RETURN_IF_ERROR(sample());
+    GANGLION_RETURN_IF_ERROR(calibrate());
     return write();
   }
 
  private:
   Status open() {
-    GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(options_.model_path));
-    file_ = std::make_unique<format::GgufModel>(std::move(file));
-    GANGLION_RETURN_IF_ERROR(engine::apply_overrides(options_.overrides, &file_->metadata()));
-    GANGLION_ASSIGN_OR_RETURN(config_, model_config::read_model_config(file_->metadata()));
-    GANGLION_ASSIGN_OR_RETURN(weights_, model::map_weights(*file_, &config_));
-    for (const format::ShardInfo& shard : file_->shards()) {
-      GANGLION_ASSIGN_OR_RETURN(platform::File opened, platform::File::open(shard.path));
-      files_.push_back(std::move(opened));
-    }
-    kernels_ = kernels::select_table(options_.isa);
-    if (kernels_ == nullptr)
-      return Status(Code::kInvalidArgument, "no kernels '" + options_.isa + "' on this machine");
-    threads_ = std::make_unique<platform::ThreadPool>(
-        options_.threads > 0 ? options_.threads : platform::default_thread_count());
+    GANGLION_ASSIGN_OR_RETURN(source_, ModelSource::open({.model_path = options_.model_path,
+                                                          .overrides = options_.overrides,
+                                                          .isa = options_.isa,
+                                                          .threads = options_.threads}));
     static constexpr const char* kNames[kernels::kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
-    for (size_t i = 0; i < kernels::kDownTypes; ++i) {
-      if (options_.down == kNames[i]) down_type_ = static_cast<DownType>(i);
-      known_down_ = known_down_ || options_.down == kNames[i];
-    }
-    if (!known_down_) {
+    const auto* name = std::find(std::begin(kNames), std::end(kNames), options_.down);
+    if (name == std::end(kNames)) {
       return Status(Code::kInvalidArgument,
                     "'" + options_.down + "' is no type of down rows - use q4, q6, q8, f16 or f32");
     }
-    if (options_.rank % 32 != 0 || options_.rank > 4096) {
-      return Status(Code::kInvalidArgument,
-                    base::format("a predictor of rank %u - use a multiple of 32, or 0", options_.rank));
-    }
-    return ok_status();
+    fit_ = {.down_type = static_cast<DownType>(name - kNames), .recall = options_.recall};
+    GANGLION_RETURN_IF_ERROR(calibration::check_rank(options_.rank));
+    for (const FfnMatrices& ffn : source_->layers())
+      layers_.push_back(calibration::lay_out_bundles(ffn, fit_.down_type, options_.rank));
+    return check_room();
   }
 
-  Status choose_layers() {
-    if (config_.pack.present)
-      return Status(Code::kInvalidArgument, "'" + options_.model_path + "' is a pack already");
-    if (config_.activation != FfnActivation::kRelu && config_.activation != FfnActivation::kDRelu) {
-      return Status(Code::kUnsupported,
-                    "this model's FFN activations are not sparse (no ReLU): run it as it is - it is streamed "
-                    "losslessly");
-    }
-    for (size_t i = 0; i < weights_.layers.size(); ++i) {
-      const LayerWeights& w = weights_.layers[i];
-      const bool moe = config_.layers[i].moe;
-      const model::MatrixRef& gate = moe ? w.expert_gate : w.gate;
-      const model::MatrixRef& up = moe ? w.expert_up : w.up;
-      const model::MatrixRef& down = moe ? w.expert_down : w.down;
-      const bool biased = w.gate_bias.present() || w.up_bias.present() || w.down_bias.present() ||
-                          w.expert_gate_bias.present() || w.expert_up_bias.present() ||
-                          w.expert_down_bias.present();
-      const TensorInfo* tensors[] = {tensor(gate), tensor(up), tensor(down)};
-      if (!gate.present() || !up.present() || biased || config_.dim % 32 != 0 || gate.rows > 65536) {
-        return Status(Code::kUnsupported,
-                      base::format("layer %zu cannot be packed: its FFN has %s", i,
-                                   biased ? "biases" : "a shape that bundles do not hold"));
-      }
-      layers_.push_back(
-          calibration::lay_out_bundles(*tensors[0], *tensors[1], *tensors[2], down_type_, options_.rank));
-    }
-    return ok_status();
-  }
-
-  const TensorInfo* tensor(const model::MatrixRef& matrix) const {
-    return matrix.present() ? &file_->tensors()[weights_.matrices[matrix.index]] : nullptr;
-  }
-
-  // Space for the output and the samples.
+  // Space for the output, and for a calibration of its own.
   Status check_room() const {
-    uint64_t need = file_->file_bytes();
+    uint64_t need = source_->file().file_bytes();
     for (const PackedLayer& layer : layers_) {
-      need += uint64_t{layer.stride} * layer.neurons * layer.experts - layer.gate->bytes - layer.up->bytes;
-      need += uint64_t{layer.rank} * (layer.dim + layer.neurons) * layer.experts * 17 / 16;
-      need += options_.tokens * layer.dim * sizeof(float);
+      const FfnMatrices& f = layer.ffn;
+      const uint64_t neurons = uint64_t{f.neurons} * f.experts;
+      need += layer.stride * neurons - f.gate->bytes - f.up->bytes;
+      need += uint64_t{layer.rank} * (f.dim + f.neurons) * f.experts * 17 / 16 + 28 * neurons;
+      if (!options_.calibration_path.empty()) continue;
+      need += 2 * options_.tokens * (f.dim * 2 + f.used * sizeof(uint32_t));
+      need += neurons * calibration::kBatchCount * sizeof(int32_t);
     }
-    struct statvfs fs = {};
-    const std::string folder = options_.output_path.find('/') == std::string::npos
-                                   ? "."
-                                   : options_.output_path.substr(0, options_.output_path.rfind('/') + 1);
-    if (::statvfs(folder.c_str(), &fs) != 0) return Status(Code::kIo, "there is no folder '" + folder + "'");
-    const uint64_t free = uint64_t{fs.f_bavail} * fs.f_frsize;
-    if (free >= need) return ok_status();
+    return calibration::check_free_space(
+        options_.output_path, need,
+        options_.calibration_path.empty() ? "the pack and its calibration" : "the pack");
+  }
+
+  // Takes the calibration given, or makes one that lives as long as this object.
+  Status calibrate() {
+    std::string path = options_.calibration_path;
+    if (path.empty()) {
+      CalibrateOptions own;
+      own.model_path = options_.model_path;
+      own.output_path = path = own_calibration_ = options_.output_path + ".packing";
+      own.memory = options_.memory;
+      own.threads = options_.threads;
+      own.isa = options_.isa;
+      own.text_path = options_.text_path;
+      own.random_tokens = options_.random_tokens;
+      own.tokens = options_.tokens;
+      own.overrides = options_.overrides;
+      own.resumable = false;
+      const Result<CalibrationReport> made = calibrate_model(own, progress_, context_);
+      if (!made.ok()) return made.status();
+    }
+    GANGLION_ASSIGN_OR_RETURN(calibration_, CalibrationFile::open(path));
+    GANGLION_RETURN_IF_ERROR(calibration_->check_model(*source_));
+    return check_memory();
+  }
+
+  // A layer is fitted in memory: its matrices and samples have to fit the budget.
+  Status check_memory() const {
+    GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, engine::parse_budget(options_.memory));
+    if (budget == 0) return ok_status();  // "min": as little as it takes.
+    uint64_t need = 0;
+    for (const PackedLayer& layer : layers_)
+      need = std::max(need, calibration::fitting_bytes(layer, *source_, calibration_->header().samples));
+    need += platform::read_process_memory().resident_bytes;
+    if (need <= budget) return ok_status();
     return Status(Code::kResources,
-                  base::format("'%s' has %s free, %s are needed (the pack and its samples)", folder.c_str(),
-                               base::format_bytes(free).c_str(), base::format_bytes(need).c_str()));
+                  base::format("fitting a layer on %zu tokens takes %s, --mem gives %s - raise it, or "
+                               "calibrate on fewer tokens",
+                               calibration_->header().samples, base::format_bytes(need).c_str(),
+                               base::format_bytes(budget).c_str()));
   }
 
-  Result<std::vector<int32_t>> tokens() {
-    std::vector<int32_t> tokens;
-    if (options_.text_path.empty()) {
-      uint64_t random = 42;
-      for (size_t i = 0; i < options_.tokens; ++i) {
-        random = random * 6364136223846793005U + 1442695040888963407U;
-        tokens.push_back(static_cast<int32_t>((random >> 33) % config_.vocab));
-      }
-      return tokens;
+  Result<CalibratedLayer> calibrated(size_t layer) const {
+    CalibratedLayer out;
+    GANGLION_ASSIGN_OR_RETURN(out.samples, calibration_->samples(layer, source_->kernels()));
+    GANGLION_ASSIGN_OR_RETURN(const calibration::LayerStatistics statistics, calibration_->statistics(layer));
+    out.frequency.resize(statistics.fired.size() / calibration::kBatchCount);
+    for (size_t i = 0; i < out.frequency.size(); ++i) {
+      out.frequency[i] = static_cast<float>(static_cast<double>(statistics.fired[i]) /
+                                            static_cast<double>(calibration_->header().tokens));
     }
-    constexpr uint64_t kMostText = 256 * base::kMiB;
-    GANGLION_ASSIGN_OR_RETURN(const std::string text,
-                              platform::read_text_file(options_.text_path, kMostText));
-    // Opened anew: it takes the vocabulary out of the metadata that it is given.
-    GANGLION_ASSIGN_OR_RETURN(const std::unique_ptr<TextModel> model,
-                              TextModel::open(options_.model_path, options_.overrides));
-    GANGLION_ASSIGN_OR_RETURN(tokens, model->encode(text, true, false));
-    if (tokens.size() > options_.tokens) tokens.resize(options_.tokens);
-    return tokens;
-  }
-
-  Status sample() {
-    GANGLION_ASSIGN_OR_RETURN(const std::vector<int32_t> all, tokens());
-    tokens_ = all.size();
-    EngineOptions exact;
-    exact.model_path = options_.model_path;
-    exact.memory = options_.memory;
-    exact.threads = options_.threads;
-    exact.isa = options_.isa;
-    exact.overrides = options_.overrides;
-    GANGLION_ASSIGN_OR_RETURN(
-        samples_, ActivationSamples::collect(exact, all, options_.output_path + ".samples",
-                                             [&](uint64_t done, uint64_t total) {
-                                               return tell("running the exact model", done, total);
-                                             }));
-    return ok_status();
+    return out;
   }
 
   bool tell(const char* stage, uint64_t done, uint64_t total) const {
@@ -169,18 +137,19 @@ class Packer {
   }
 
   void add_metadata(format::GgufWriter* writer) const {
-    for (const auto& [key, value] : file_->metadata().values()) {
+    for (const auto& [key, value] : source_->file().metadata().values()) {
       if (key == "general.alignment" || key.rfind("split.", 0) == 0) continue;
       writer->add_value(key, value);
     }
     writer->add_uint("ganglion.pack.version", 1);
     writer->add_string("ganglion.pack.down", options_.down);
-    writer->add_uint("ganglion.pack.calibration_tokens", static_cast<uint32_t>(tokens_));
+    writer->add_uint("ganglion.pack.calibration_tokens",
+                     static_cast<uint32_t>(calibration_->header().tokens));
     writer->add_float("ganglion.pack.recall", static_cast<float>(options_.recall));
     std::vector<int32_t> gate, up, stride, rank;
     for (const PackedLayer& layer : layers_) {
-      gate.push_back(static_cast<int32_t>(layer.gate->type));
-      up.push_back(static_cast<int32_t>(layer.up->type));
+      gate.push_back(static_cast<int32_t>(layer.ffn.gate->type));
+      up.push_back(static_cast<int32_t>(layer.ffn.up->type));
       stride.push_back(static_cast<int32_t>(layer.stride));
       rank.push_back(static_cast<int32_t>(layer.rank));
     }
@@ -193,9 +162,9 @@ class Packer {
   // Tensors that go into the pack as they are, in the order of the source.
   std::vector<const TensorInfo*> verbatim() const {
     std::vector<const TensorInfo*> kept;
-    for (const TensorInfo& tensor : file_->tensors()) {
+    for (const TensorInfo& tensor : source_->file().tensors()) {
       const bool bundled = std::any_of(layers_.begin(), layers_.end(), [&](const PackedLayer& layer) {
-        return layer.gate == &tensor || layer.up == &tensor;
+        return layer.ffn.gate == &tensor || layer.ffn.up == &tensor;
       });
       if (!bundled) kept.push_back(&tensor);
     }
@@ -204,7 +173,7 @@ class Packer {
 
   Status copy(const TensorInfo& tensor, format::GgufWriter* writer) const {
     std::vector<uint8_t> bytes;
-    const platform::File& file = files_[tensor.shard];
+    const platform::File& file = source_->files()[tensor.shard];
     for (uint64_t at = 0; at < tensor.bytes; at += bytes.size()) {
       bytes.resize(std::min<uint64_t>(4 * base::kMiB, tensor.bytes - at));
       GANGLION_RETURN_IF_ERROR(
@@ -228,27 +197,21 @@ class Packer {
     GANGLION_RETURN_IF_ERROR(writer.begin_data());
     for (const TensorInfo* tensor : kept) GANGLION_RETURN_IF_ERROR(copy(*tensor, &writer));
     PackReport report;
-    const LayerSource source = {.files = files_,
-                                .kernels = kernels_,
-                                .threads = threads_.get(),
-                                .down_type = down_type_,
-                                .rectified_up = config_.activation == FfnActivation::kDRelu,
-                                .recall = options_.recall};
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (!tell("packing layers", i, layers_.size())) return Status(Code::kCancelled, "interrupted");
-      GANGLION_ASSIGN_OR_RETURN(const calibration::LayerSamples samples, samples_->read(i));
-      GANGLION_ASSIGN_OR_RETURN(
-          const PackLayerReport layer,
-          calibration::write_layer(layers_[i], source, samples.inputs, samples.experts, &writer));
+      GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i));
+      GANGLION_ASSIGN_OR_RETURN(const PackLayerReport layer,
+                                calibration::write_layer(layers_[i], *source_, fit_, learnt, &writer));
       report.layers.push_back(layer);
       const PackedLayer& l = layers_[i];
       if (l.rank > 0) {
-        report.predictor_bytes += l.experts * (l.rank * base::row_bytes(TensorType::kQ8_0, l.dim) +
-                                               l.neurons * base::row_bytes(TensorType::kQ8_0, l.rank));
+        report.predictor_bytes +=
+            l.ffn.experts * (l.rank * base::row_bytes(TensorType::kQ8_0, l.ffn.dim) +
+                             l.ffn.neurons * base::row_bytes(TensorType::kQ8_0, l.rank));
       }
     }
     report.bytes = writer.data_bytes();
-    report.tokens = tokens_;
+    report.tokens = calibration_->header().tokens;
     GANGLION_RETURN_IF_ERROR(writer.finish());
     return report;
   }
@@ -256,24 +219,18 @@ class Packer {
   static std::string prefix(size_t layer) { return "blk." + std::to_string(layer) + "."; }
 
   const PackOptions& options_;
-  ProgressFn progress_;
+  StageProgress progress_;
   void* context_;
-  std::unique_ptr<format::GgufModel> file_;
-  model_config::ModelConfig config_;
-  model::WeightMap weights_;
-  std::vector<platform::File> files_;
-  const kernels::KernelTable* kernels_ = nullptr;
-  std::unique_ptr<platform::ThreadPool> threads_;
-  DownType down_type_ = DownType::kQ6;
-  bool known_down_ = false;
+  std::unique_ptr<ModelSource> source_;
+  calibration::FitOptions fit_;
   std::vector<PackedLayer> layers_;
-  std::unique_ptr<ActivationSamples> samples_;
-  size_t tokens_ = 0;
+  std::string own_calibration_;
+  std::unique_ptr<CalibrationFile> calibration_;
 };
 
 }  // namespace
 
-Result<PackReport> pack_model(const PackOptions& options, ProgressFn progress, void* context) {
+Result<PackReport> pack_model(const PackOptions& options, StageProgress progress, void* context) {
   return Packer(options, progress, context).run();
 }
 

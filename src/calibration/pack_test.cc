@@ -43,6 +43,7 @@ PackReport pack(const std::string& model, const std::string& output, uint32_t ra
   options.output_path = output;
   options.memory = "2G";  // Sanitizers keep what was freed for a while.
   options.tokens = 700;
+  options.random_tokens = true;
   options.rank = rank;
   options.down = down;
   Result<PackReport> report = pack_model(options, nullptr, nullptr);
@@ -148,8 +149,8 @@ TEST_P(Pack, WithoutAPredictorOnlyTheRoundingOfDownRowsDiffersFromTheSource) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Pack,
                          testing::Values("llama-relu-q4_0", "llama-relu-q4_k_m", "llama-drelu-q4_0",
-                                         "llama-relu-f32", "llama-drelu-f32", "smallthinker-f32",
-                                         "smallthinker-q8_0"),
+                                         "llama-relu-f32", "llama-drelu-f32", "llama-fatrelu-f32",
+                                         "smallthinker-f32", "smallthinker-q8_0"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -202,6 +203,23 @@ TEST(PackModel, RefusesWhatIsNotSparseOrAPackAlreadyAndLeavesNothingBehind) {
   pack(options.model_path, folder.file("p.gguf"), 32, "q6");
   options.model_path = folder.file("p.gguf");
   EXPECT_EQ(pack_model(options, nullptr, nullptr).status().code(), Code::kInvalidArgument);
+}
+
+TEST(PackModel, ThresholdsOfGatesAreCheckedAndPacked) {
+  const Folder folder;
+  EngineOptions options;
+  options.model_path = fixture("llama-fatrelu-f32");
+  for (const char* bad : {"-0.1", "nan", "inf", "str:much"}) {
+    options.overrides = {{"ganglion.ffn.threshold", bad}};
+    const auto engine = Engine::open(options);
+    EXPECT_FALSE(engine.ok()) << bad;
+  }
+  options.overrides = {{"ganglion.ffn.activation", "drelu"}};
+  EXPECT_EQ(Engine::open(options).status().code(), Code::kUnsupported);
+  // Fewer neurons fire than with a plain ReLU.
+  const PackReport high = pack(options.model_path, folder.file("m.gguf"), 32, "q6");
+  ASSERT_EQ(high.layers.size(), 2U);
+  for (const PackLayerReport& layer : high.layers) EXPECT_NEAR(layer.active, 0.34, 0.06);
 }
 
 // Overwrites bytes of a tensor in a copy, and returns what opening says.

@@ -7,11 +7,11 @@
 #include <mutex>
 
 #include "base/units.h"
+#include "calibration/dense_rows.h"
 
 namespace ganglion::calibration {
 
 using base::TensorType;
-using kernels::ActivationForm;
 
 namespace {
 
@@ -29,50 +29,6 @@ constexpr size_t kWorths = 20;
 constexpr double kMemoryPrice = 0.01;
 constexpr double kSurelyResident = 0.3;
 constexpr double kSurelyNot = 0.6;
-
-/// Rows of floats, 64-byte aligned.
-class Rows {
- public:
-  Rows(size_t rows, size_t cols)
-      : rows_(rows), cols_(cols), stride_(base::round_up(cols, 16)), data_(rows * stride_ + 16) {
-    begin_ = data_.data() + (64 - reinterpret_cast<uintptr_t>(data_.data()) % 64) % 64 / sizeof(float);
-  }
-  float* operator[](size_t row) { return begin_ + row * stride_; }
-  const float* operator[](size_t row) const { return begin_ + row * stride_; }
-  size_t rows() const { return rows_; }
-  size_t cols() const { return cols_; }
-  size_t stride() const { return stride_; }
-
- private:
-  size_t rows_;
-  size_t cols_;
-  size_t stride_;
-  std::vector<float> data_;
-  float* begin_;
-};
-
-/// Activations in the form that a weight type reads.
-class Activations {
- public:
-  Activations(const kernels::KernelTable& kernels, platform::ThreadPool& threads, TensorType type,
-              size_t count, size_t n, const float* rows, size_t stride)
-      : form_(kernels::activation_form(type)), bytes_(kernels::activation_row_bytes(form_, n)) {
-    data_.resize(count * bytes_ + 64);
-    begin_ = data_.data() + (64 - reinterpret_cast<uintptr_t>(data_.data()) % 64) % 64;
-    threads.parallel_for(count, 8, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i)
-        kernels.store_activation(form_, rows + i * stride, n, begin_ + i * bytes_);
-    });
-  }
-  const uint8_t* row(size_t i) const { return begin_ + i * bytes_; }
-  size_t stride() const { return bytes_; }
-
- private:
-  ActivationForm form_;
-  size_t bytes_;
-  std::vector<uint8_t> data_;
-  uint8_t* begin_;
-};
 
 class Fitter {
  public:
@@ -104,29 +60,18 @@ class Fitter {
   }
 
  private:
-  // out [tokens][rows] = weights [rows][n] x, on all threads.
-  void multiply(TensorType type, const uint8_t* weights, size_t weight_stride, size_t rows, size_t n,
-                const uint8_t* x, size_t x_stride, size_t tokens, float* out, size_t out_stride) const {
-    constexpr size_t kRowsPerTask = 32;
-    in_.threads->parallel_for(base::ceil_div(rows, kRowsPerTask), 1, [&](size_t begin, size_t end, int) {
-      for (size_t task = begin; task < end; ++task) {
-        const size_t row = task * kRowsPerTask;
-        in_.kernels->matmul[static_cast<size_t>(type)]({.weights = weights + row * weight_stride,
-                                                        .weight_stride = weight_stride,
-                                                        .rows = std::min(kRowsPerTask, rows - row),
-                                                        .n = n,
-                                                        .x = x,
-                                                        .x_stride = x_stride,
-                                                        .tokens = tokens,
-                                                        .out = out + row,
-                                                        .out_stride = out_stride});
-      }
-    });
-  }
+  // out [x rows][weights rows]
   void multiply(const Rows& weights, const Rows& x, Rows* out) const {
-    multiply(TensorType::kF32, reinterpret_cast<const uint8_t*>(weights[0]), weights.stride() * sizeof(float),
-             weights.rows(), weights.cols(), reinterpret_cast<const uint8_t*>(x[0]),
-             x.stride() * sizeof(float), x.rows(), (*out)[0], out->stride());
+    calibration::multiply(*in_.kernels, *in_.threads, TensorType::kF32,
+                          {.weights = reinterpret_cast<const uint8_t*>(weights[0]),
+                           .weight_stride = weights.stride() * sizeof(float),
+                           .rows = weights.rows(),
+                           .n = weights.cols(),
+                           .x = reinterpret_cast<const uint8_t*>(x[0]),
+                           .x_stride = x.stride() * sizeof(float),
+                           .tokens = x.rows(),
+                           .out = (*out)[0],
+                           .out_stride = out->stride()});
   }
 
   // out [count][rows]: pre-activations of neurons [first, first + rows) for every `step`-th token.
@@ -134,8 +79,16 @@ class Fitter {
     const TensorType type = up ? in_.up_type : in_.gate_type;
     const size_t bytes = base::row_bytes(type, in_.dim);
     const Activations& x = up ? up_x_ : gate_x_;
-    multiply(type, (up ? in_.up : in_.gate).data() + first * bytes, bytes, rows, in_.dim, x.row(0),
-             x.stride() * step, count, (*out)[0], out->stride());
+    calibration::multiply(*in_.kernels, *in_.threads, type,
+                          {.weights = (up ? in_.up : in_.gate).data() + first * bytes,
+                           .weight_stride = bytes,
+                           .rows = rows,
+                           .n = in_.dim,
+                           .x = x.row(0),
+                           .x_stride = x.stride() * step,
+                           .tokens = count,
+                           .out = (*out)[0],
+                           .out_stride = out->stride()});
   }
 
   // Orthonormal directions [rank][fit tokens] in which the neurons' pre-activations vary most over the
@@ -223,7 +176,7 @@ class Fitter {
         for (size_t r = 0; r < rows; ++r) {
           by_neuron[r][t] = by_token[t][r];
           result_.frequency[first + r] +=
-              by_token[t][r] > 0 ? 1.0F : 0.0F;  // For prices; counted well later.
+              by_token[t][r] > in_.threshold ? 1.0F : 0.0F;  // For prices; counted well later.
         }
       }
       Rows part(rank, rows);
@@ -311,13 +264,17 @@ class Fitter {
 
   // Gate (and up) of a block of neurons for all tokens; fired(t, r) says whether a neuron fires.
   struct Block {
-    Block(size_t tokens, size_t rows, bool rectified_up)
-        : gate(tokens, rows), up(rectified_up ? tokens : 0, rows), rectified_up(rectified_up) {}
-    bool fired(size_t t, size_t r) const { return gate[t][r] > 0 && (!rectified_up || up[t][r] > 0); }
+    Block(size_t tokens, size_t rows, const FitInput& in)
+        : gate(tokens, rows),
+          up(in.rectified_up ? tokens : 0, rows),
+          rectified_up(in.rectified_up),
+          threshold(in.threshold) {}
+    bool fired(size_t t, size_t r) const { return gate[t][r] > threshold && (!rectified_up || up[t][r] > 0); }
     float value(size_t t, size_t r) const { return rectified_up ? gate[t][r] * up[t][r] : gate[t][r]; }
     Rows gate;
     Rows up;
     bool rectified_up;
+    float threshold;
   };
   void fill(size_t first, size_t rows, Block* block) {
     pre_activations(false, first, rows, 1, tokens_, &block->gate);
@@ -333,7 +290,7 @@ class Fitter {
     double active = 0;
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
-      Block block(tokens_, rows, in_.rectified_up);
+      Block block(tokens_, rows, in_);
       fill(first, rows, &block);
     }
     for (const float f : result_.frequency) active += static_cast<double>(f);
@@ -367,13 +324,21 @@ class Fitter {
     Rows low(tokens_, rank);
     const Activations x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, in_.dim, in_.inputs.data(),
                         in_.dim);
-    multiply(TensorType::kQ8_0, result_.low.data(), base::row_bytes(TensorType::kQ8_0, in_.dim), rank,
-             in_.dim, x.row(0), x.stride(), tokens_, low[0], low.stride());
+    calibration::multiply(*in_.kernels, *in_.threads, TensorType::kQ8_0,
+                          {.weights = result_.low.data(),
+                           .weight_stride = base::row_bytes(TensorType::kQ8_0, in_.dim),
+                           .rows = rank,
+                           .n = in_.dim,
+                           .x = x.row(0),
+                           .x_stride = x.stride(),
+                           .tokens = tokens_,
+                           .out = low[0],
+                           .out_stride = low.stride()});
     std::vector<float> candidates(kWorths * in_.neurons);
     std::vector<Tally> tallies(kWorths);
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
-      Block block(tokens_, rows, in_.rectified_up);
+      Block block(tokens_, rows, in_);
       fill(first, rows, &block);
       Rows out(rows, rank);
       for (size_t k = 0; k < rank; ++k) {
@@ -505,6 +470,15 @@ class Fitter {
 };
 
 }  // namespace
+
+uint64_t predictor_fit_bytes(size_t neurons, size_t dim, uint32_t rank, size_t tokens) {
+  const uint64_t fit = std::min(tokens, kFitTokens);
+  const uint64_t gram = fit * (std::min(neurons, kGramNeurons) + 2 * kNeuronBlock + fit);
+  const uint64_t subspace = 3 * (rank + kOversampling) * fit;
+  const uint64_t factors = uint64_t{rank} * (2 * neurons + 3 * dim + rank) + 2 * kNeuronBlock * dim;
+  const uint64_t blocks = uint64_t{tokens} * (2 * kNeuronBlock + rank) + (kWorths + 4) * neurons;
+  return sizeof(float) * (std::max(gram, blocks) + subspace + factors);
+}
 
 Predictor fit_predictor(const FitInput& input) {
   return Fitter(input).run();

@@ -25,6 +25,7 @@ struct FitInput {
   std::span<const uint8_t> gate;  ///< [F] rows of D.
   std::span<const uint8_t> up;    ///< [F] rows of D.
   bool rectified_up = false;      ///< A neuron fires only where both are positive.
+  float threshold = 0;            ///< A gate has to be above it (FATReLU).
   size_t neurons = 0;
   size_t dim = 0;
   std::span<const float> inputs;     ///< [tokens][D]
@@ -40,6 +41,9 @@ struct Predictor {
   std::vector<float> frequency;  ///< [F]: share of the sample tokens for which it fires.
   PackLayerReport report;
 };
+
+/// Memory that fit_predictor() takes beside its input, nearly.
+uint64_t predictor_fit_bytes(size_t neurons, size_t dim, uint32_t rank, size_t tokens);
 
 /// Without tokens every neuron is predicted never to fire. Deterministic.
 Predictor fit_predictor(const FitInput& input);

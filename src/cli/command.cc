@@ -104,6 +104,8 @@ void ModelFlags::add_to(CLI::App& app) {
   app.add_flag_callback(
       "--no-direct-io", [this] { engine.direct_io = false; }, "Read through the page cache");
   app.add_flag("--exact", engine.exact, "A pack: generate with all neurons, as its source would");
+  app.add_flag("--verify-bundles", engine.verify_bundles,
+               "A pack: compare each bundle with its checksum as it is read");
   app.add_flag("-q,--quiet", quiet, "No plan and no statistics");
   const auto refuse = [&](const char* name, const std::string& why) {
     app.add_option_function<std::string>(

@@ -73,6 +73,7 @@ void register_run(CLI::App& app, CommandBody* body);
 void register_bench(CLI::App& app, CommandBody* body);
 void register_perplexity(CLI::App& app, CommandBody* body);
 void register_plan(CLI::App& app, CommandBody* body);
+void register_calibrate(CLI::App& app, CommandBody* body);
 void register_pack(CLI::App& app, CommandBody* body);
 void register_convert(CLI::App& app, CommandBody* body);
 void register_inspect(CLI::App& app, CommandBody* body);

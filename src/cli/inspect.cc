@@ -125,17 +125,15 @@ std::string verify_json(const std::vector<ShardVerdict>& verdicts, bool ok) {
   return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
-int run_verify(const std::string& path, bool sha256, bool json) {
-  Result<std::vector<ShardVerdict>> verdicts = std::vector<ShardVerdict>();
-  {
-    Progress progress("hashing");
-    verdicts = verify_model(
-        path, sha256,
-        [](void* shown, uint64_t done, uint64_t total) {
-          static_cast<Progress*>(shown)->update(done, total);
-        },
-        &progress);
-  }
+int run_verify(const std::string& path, const VerifyOptions& options, bool json) {
+  Stages stages;
+  const Result<std::vector<ShardVerdict>> verdicts = verify_model(
+      path, options,
+      [](void* shown, const char* stage, uint64_t done, uint64_t total) {
+        (void)show_stage(shown, stage, done, total);
+      },
+      &stages);
+  stages.line.reset();
   if (!verdicts.ok()) return fail(verdicts.status());
   int code = 0;
   for (const ShardVerdict& verdict : verdicts.value()) {
@@ -210,13 +208,16 @@ void register_inspect(CLI::App& app, CommandBody* body) {
 void register_verify(CLI::App& app, CommandBody* body) {
   CLI::App* command = app.add_subcommand("verify", "Check every part of a model file; names the bad one");
   auto path = std::make_shared<std::string>();
-  auto sha256 = std::make_shared<bool>(false);
+  auto options = std::make_shared<VerifyOptions>();
   command->add_option("-m,--model,model", *path, "GGUF file, any shard, or a directory")->required();
-  command->add_flag("--sha256", *sha256, "Print each file's SHA-256 (reads all of it)");
+  command->add_flag("--sha256", options->sha256, "Print each file's SHA-256 (reads all of it)");
+  command->add_flag_callback(
+      "--no-bundles", [options] { options->bundles = false; },
+      "A pack: do not compare its bundles with their checksums (which reads them all)");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print JSON");
-  command->callback([path, sha256, json, body] {
-    *body = [path, sha256, json] { return run_verify(*path, *sha256, *json); };
+  command->callback([path, options, json, body] {
+    *body = [path, options, json] { return run_verify(*path, *options, *json); };
   });
 }
 

@@ -2,11 +2,11 @@
 #include "ganglion/pack.h"
 
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/progress.h"
+#include "ganglion/calibration.h"
 
 namespace ganglion::cli {
 
@@ -17,26 +17,8 @@ using nlohmann::ordered_json;
 struct PackFlags {
   PackOptions options;
   std::vector<std::string> overrides;
-  bool random_tokens = false;
   bool json = false;
 };
-
-// One line per stage.
-struct Stages {
-  std::unique_ptr<Progress> line;
-  std::string stage;
-};
-
-bool show_stage(void* context, const char* stage, uint64_t done, uint64_t total) {
-  auto& stages = *static_cast<Stages*>(context);
-  if (stages.stage != stage) {
-    stages.line.reset();
-    stages.line = std::make_unique<Progress>(stage);
-    stages.stage = stage;
-  }
-  stages.line->update(done, total);
-  return !interrupted().load();
-}
 
 std::string report_json(const PackOptions& options, const PackReport& report) {
   ordered_json out = {{"model", options.model_path},
@@ -85,12 +67,6 @@ int run_pack(PackFlags& flags) {
   if (!overrides.ok()) return fail(overrides.status());
   PackOptions& options = flags.options;
   options.overrides = overrides.value();
-  if (options.text_path.empty() && !flags.random_tokens) {
-    return fail(
-        Status(Code::kInvalidArgument,
-               "nothing to calibrate on - give a text with -f FILE (or --random-tokens for a synthetic "
-               "model)"));
-  }
   install_signal_handlers();
   Stages stages;
   const Result<PackReport> report = pack_model(options, show_stage, &stages);
@@ -111,10 +87,18 @@ void register_pack(CLI::App& app, CommandBody* body) {
   PackOptions& o = flags->options;
   command->add_option("-m,--model,model", o.model_path, "GGUF file, any shard, or a directory")->required();
   command->add_option("-o,--output", o.output_path, "The pack to write")->required();
-  command->add_option("-f,--file", o.text_path, "Text to calibrate on");
-  command->add_flag("--random-tokens", flags->random_tokens, "Calibrate on random tokens (synthetic models)");
-  bounded(command->add_option("--tokens", o.tokens, "Tokens to calibrate on")->capture_default_str(),
-          1 << 20);
+  CLI::Option* calibration =
+      command->add_option("--calibration", o.calibration_path, "What ganglion calibrate made of this model");
+  CLI::Option* text =
+      command->add_option("-f,--file", o.text_path, "Text to calibrate on (default: one is shipped)")
+          ->excludes(calibration);
+  command->add_flag("--random-tokens", o.random_tokens, "Calibrate on random tokens (synthetic models)")
+      ->excludes(calibration)
+      ->excludes(text);
+  bounded(command->add_option("--tokens", o.tokens, "Tokens to calibrate on, spread evenly over the text")
+              ->capture_default_str()
+              ->excludes(calibration),
+          kMostCalibrationTokens);
   command->add_option("--mem", o.memory, "Memory budget")->capture_default_str();
   command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
   command->add_option("--down", o.down, "Type of the transposed down rows: q4, q6, q8, f16, f32")

@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "cli/command.h"
+
 namespace ganglion::cli {
 
 Progress::Progress(std::string label)
@@ -22,6 +24,17 @@ void Progress::update(uint64_t done, uint64_t total) {
   if (std::chrono::steady_clock::now() - start_ < std::chrono::seconds(1)) return;
   shown_ = true;
   std::fprintf(stderr, "\r%s: %3d %%", label_.c_str(), percent);
+}
+
+bool show_stage(void* context, const char* stage, uint64_t done, uint64_t total) {
+  auto& stages = *static_cast<Stages*>(context);
+  if (stages.stage != stage) {
+    stages.line.reset();
+    stages.line = std::make_unique<Progress>(stage);
+    stages.stage = stage;
+  }
+  stages.line->update(done, total);
+  return !interrupted().load();
 }
 
 }  // namespace ganglion::cli

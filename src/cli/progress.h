@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace ganglion::cli {
@@ -23,5 +24,14 @@ class Progress {
   int last_percent_ = -1;
   std::chrono::steady_clock::time_point start_;
 };
+
+/// One line after the other for an operation of several stages.
+struct Stages {
+  std::unique_ptr<Progress> line;
+  std::string stage;
+};
+
+/// The progress function of such operations; `stages` is a Stages. False once the user interrupts.
+bool show_stage(void* stages, const char* stage, uint64_t done, uint64_t total);
 
 }  // namespace ganglion::cli

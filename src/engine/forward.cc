@@ -386,12 +386,16 @@ void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const Fo
                            const float* gate_bias, const float* up_bias, const uint16_t* order) {
   const auto activation =
       context_.kernels->gated_activation[static_cast<size_t>(context_.config->activation)];
+  const float threshold = context_.config->ffn_threshold;
   for_rows(rows, [&](size_t i) {
     float* gate = buffers_->ffn.floats(row_begin + i);
     float* up = buffers_->up + (row_begin + i) * buffers_->ffn.float_stride();
     add_bias(gate_bias, width, gate);
     add_bias(up_bias, width, up);
     if (context_.config->ungated) std::fill_n(up, width, 1.0F);
+    if (threshold > 0) {  // FATReLU (ProSparse)
+      for (size_t k = 0; k < width; ++k) gate[k] = gate[k] > threshold ? gate[k] : 0;
+    }
     activation(gate, up, width);
     if (order != nullptr) {  // From pack order to that of the down matrix.
       for (size_t p = 0; p < width; ++p) up[order[p]] = gate[p];

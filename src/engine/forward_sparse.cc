@@ -275,6 +275,7 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
   Buffers::Sparse& s = buffers_->sparse;
   const kernels::ActivationForm gate_form = kernels::activation_form(bundle.rows.type);
   const kernels::MatmulFn gate_row = context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)];
+  const float threshold = context_.config->ffn_threshold;
   float gate[kClusterNeurons][kSparseRows];
   OpenGate open[kClusterNeurons];
   size_t open_count = 0;
@@ -303,7 +304,7 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
     args.out = gate[i];
     gate_row(args);
     uint32_t mask = 0;
-    for (size_t t = 0; t < rows; ++t) mask |= gate[i][t] > 0 ? 1U << t & neuron.rows : 0;
+    for (size_t t = 0; t < rows; ++t) mask |= gate[i][t] > threshold ? 1U << t & neuron.rows : 0;
     if (mask != 0) {
       open[open_count++] = {entries[i], mask, gate[i]};
     } else {

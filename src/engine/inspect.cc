@@ -93,13 +93,27 @@ Result<std::string> hash_file(const std::string& path, Step&& step) {
   return sha.finish();
 }
 
-Status check_whole(const std::string& path) {
+using StageProgress = void (*)(void*, const char*, uint64_t, uint64_t);
+
+Status check_whole(const std::string& path, bool bundles, StageProgress progress, void* context) {
   GANGLION_ASSIGN_OR_RETURN(GgufModel file, GgufModel::open(path));
   if (file.tensors().empty()) return ok_status();  // A vocabulary.
   GANGLION_ASSIGN_OR_RETURN(model_config::ModelConfig config,
                             model_config::read_model_config(file.metadata()));
-  const auto weights = model::map_weights(file, &config);
-  return weights.ok() ? ok_status() : weights.status();
+  GANGLION_ASSIGN_OR_RETURN(const model::WeightMap weights, model::map_weights(file, &config));
+  if (!config.pack.present) return ok_status();
+  GANGLION_ASSIGN_OR_RETURN(const engine::BundleChecks checks, engine::BundleChecks::open(file, weights));
+  if (!bundles) return ok_status();
+  struct Told {
+    StageProgress progress;
+    void* context;
+  } told = {progress, context};
+  return checks.check_all(
+      [](void* to, uint64_t done, uint64_t total) {
+        const auto& t = *static_cast<Told*>(to);
+        if (t.progress != nullptr) t.progress(t.context, "checking bundles", done, total);
+      },
+      &told);
 }
 
 }  // namespace
@@ -123,8 +137,8 @@ Result<ModelContents> inspect_model(const std::string& path, const Overrides& ov
   return contents;
 }
 
-Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha256,
-                                               void (*progress)(void*, uint64_t, uint64_t), void* context) {
+Result<std::vector<ShardVerdict>> verify_model(const std::string& path, const VerifyOptions& options,
+                                               StageProgress progress, void* context) {
   std::vector<ShardVerdict> verdicts;
   const Result<std::vector<std::string>> paths = format::resolve_model_files(path);
   // Where a part is missing, the others are still worth a look; the verdict on the whole names it.
@@ -140,17 +154,17 @@ Result<std::vector<ShardVerdict>> verify_model(const std::string& path, bool sha
     const Result<GgufModel> shard = GgufModel::open_single(file);
     verdict.status = shard.ok() ? ok_status() : shard.status();
     if (shard.ok()) verdict.bytes = shard.value().file_bytes();
-    if (sha256) {
+    if (options.sha256) {
       Result<std::string> hash = hash_file(file, [&](uint64_t bytes) {
         done += bytes;
-        if (progress != nullptr) progress(context, done, total);
+        if (progress != nullptr) progress(context, "hashing", done, total);
       });
       if (hash.ok()) verdict.sha256 = hash.take();
       if (!hash.ok() && verdict.status.ok()) verdict.status = hash.status();
     }
     verdicts.push_back(std::move(verdict));
   }
-  verdicts.push_back({"", 0, check_whole(path), ""});
+  verdicts.push_back({"", 0, check_whole(path, options.bundles, progress, context), ""});
   return verdicts;
 }
 

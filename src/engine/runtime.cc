@@ -169,6 +169,7 @@ Status Runtime::open_store() {
     }
   }
   if (packed()) GANGLION_RETURN_IF_ERROR(read_neurons());
+  if (options_.verify_bundles) GANGLION_RETURN_IF_ERROR(verify_reads());
   for (const model_config::LayerConfig& layer : config_.layers) {
     kv_page_bytes_ = std::max(kv_page_bytes_, model::kv_layout(config_, layer, kv_type_).page_bytes);
   }
@@ -420,6 +421,7 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
                             neuron_stream::NeuronStream::create(*store_, *queue_, *arena_, stream_config()));
   multiplier_ = std::make_unique<Multiplier>(*kernels_, *threads_, *store_, *stream_, store_index_);
   GANGLION_RETURN_IF_ERROR(stream_->load_resident(progress, context));
+  if (checks_ != nullptr) GANGLION_RETURN_IF_ERROR(verify_resident_bundles());
   if (packed()) GANGLION_RETURN_IF_ERROR(load_bundles(progress, context));
   forward_context_.stream = stream_.get();
   forward_context_.multiplier = multiplier_.get();
@@ -436,6 +438,7 @@ Status Runtime::apply(planner::Plan next) {
   }
   plan_ = std::move(next);
   GANGLION_RETURN_IF_ERROR(stream_->rearrange(stream_config()));
+  if (checks_ != nullptr) GANGLION_RETURN_IF_ERROR(verify_resident_bundles());
   GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
   if (packed()) GANGLION_RETURN_IF_ERROR(bundles_->resize_cache(plan_.neuron_cache_bytes));
   kv_pages_->extend(kv_region_.bytes().first(plan_.kv_bytes));

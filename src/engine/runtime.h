@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/bundle_checks.h"
 #include "engine/forward.h"
 #include "format/gguf.h"
 #include "ganglion/engine.h"
@@ -73,6 +74,8 @@ class Runtime {
   std::vector<neuron_store::BlockId> pass_order() const;
   bool covered_by_prefix(neuron_store::BlockId block) const;
   base::Status load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* context);
+  base::Status verify_reads();
+  base::Status verify_resident_bundles();
 
   EngineOptions options_;
   std::unique_ptr<format::GgufModel> file_;
@@ -82,8 +85,9 @@ class Runtime {
   kernels::KvType kv_type_ = kernels::KvType::kF16;
   const kernels::KernelTable* kernels_ = nullptr;
   std::unique_ptr<platform::ThreadPool> threads_;
-  std::unique_ptr<async_io::ReadQueue> queue_;
+  std::unique_ptr<BundleChecks> checks_;  // Null: bundles are trusted.
   std::unique_ptr<neuron_store::WeightStore> store_;
+  std::unique_ptr<async_io::ReadQueue> queue_;
   std::vector<uint32_t> store_index_;  // by MatrixRef::index
   neuron_store::BlockId dense_blocks_ = 0;
   std::vector<uint32_t> dense_block_bytes_;

@@ -3,6 +3,7 @@
 
 #include "base/units.h"
 #include "engine/runtime.h"
+#include "engine/verifying_queue.h"
 
 namespace ganglion::engine {
 
@@ -179,6 +180,40 @@ Status Runtime::load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* 
   GANGLION_RETURN_IF_ERROR(bundles_->load(progress, context));
   forward_context_.bundles = bundles_.get();
   forward_context_.orders = order_data_;
+  return base::ok_status();
+}
+
+// From now on bundles are compared with their checksums as they are read.
+Status Runtime::verify_reads() {
+  if (!packed()) {
+    return Status(Code::kInvalidArgument,
+                  "'" + options_.model_path + "' is no pack: it has no bundles to verify");
+  }
+  GANGLION_ASSIGN_OR_RETURN(BundleChecks checks, BundleChecks::open(*file_, weights_));
+  checks_ = std::make_unique<BundleChecks>(std::move(checks));
+  queue_ = make_verifying_queue(std::move(queue_), *store_, static_cast<uint32_t>(file_->shards().size()),
+                                *checks_);
+  notes_.push_back("each bundle is compared with its checksum as it is read");
+  return base::ok_status();
+}
+
+// What exact passes keep of bundles may have come from the page cache, past the queue.
+Status Runtime::verify_resident_bundles() {
+  for (const LayerWeights& w : weights_.layers) {
+    if (!w.bundle.present()) continue;
+    const uint32_t shard = file_->tensors()[w.bundle.tensor].shard;
+    for (uint32_t slice = 0; slice < w.bundle.rows.slices; ++slice) {
+      const neuron_store::BlockRange range = store_->blocks_of(store_index_[w.bundle.rows.index], slice);
+      for (BlockId id = range.begin; id < range.end; ++id) {
+        if (!stream_->is_resident(id)) continue;
+        const neuron_store::Block block = store_->block(id);
+        const uint8_t* data = stream_->try_pin(id);
+        const Status status = checks_->check(shard, block.offset, {data, block.bytes});
+        stream_->unpin(id);
+        GANGLION_RETURN_IF_ERROR(status);
+      }
+    }
+  }
   return base::ok_status();
 }
 

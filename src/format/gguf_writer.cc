@@ -24,6 +24,11 @@ constexpr uint32_t kArray = 9;
 constexpr uint32_t kUint64 = 10;
 constexpr uint32_t kInt64 = 11;
 constexpr uint32_t kFloat64 = 12;
+
+Status system_error(const char* what, const std::string& path) {
+  const std::string hint = errno == ENOSPC || errno == EDQUOT ? " - make room, or write elsewhere" : "";
+  return Status(Code::kIo, std::string(what) + " '" + path + "': " + std::strerror(errno) + hint);
+}
 }  // namespace
 
 GgufWriter::~GgufWriter() {
@@ -147,14 +152,14 @@ void GgufWriter::add_tensor(const std::string& name, base::TensorType type,
 
 Status GgufWriter::raw_write(const void* bytes, size_t count) {
   if (count == 0 || std::fwrite(bytes, 1, count, file_) == count) return base::ok_status();
-  return Status(Code::kIo, "cannot write '" + path_ + ".part': " + std::strerror(errno));
+  return system_error("cannot write", path_ + ".part");
 }
 
 Status GgufWriter::begin_data() {
   if (alignment_ != 32) add_uint("general.alignment", static_cast<uint32_t>(alignment_));
   const std::string part = path_ + ".part";
   file_ = std::fopen(part.c_str(), "wb");
-  if (file_ == nullptr) return Status(Code::kIo, "cannot create '" + part + "': " + std::strerror(errno));
+  if (file_ == nullptr) return system_error("cannot create", part);
   std::string keys;
   std::swap(keys, metadata_);
   const uint32_t version = 3;
@@ -197,12 +202,14 @@ Status GgufWriter::write(std::span<const uint8_t> bytes) {
 
 Status GgufWriter::finish() {
   GANGLION_CHECK(current_ == tensors_.size());
-  const bool closed = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
-  const bool really = std::fclose(file_) == 0 && closed;
-  file_ = nullptr;
   const std::string part = path_ + ".part";
-  if (really && std::rename(part.c_str(), path_.c_str()) == 0) return base::ok_status();
-  const Status status(Code::kIo, "cannot write '" + path_ + "': " + std::strerror(errno));
+  const bool flushed = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
+  const int error = errno;
+  const bool closed = std::fclose(file_) == 0;
+  file_ = nullptr;
+  if (!flushed) errno = error;
+  if (flushed && closed && std::rename(part.c_str(), path_.c_str()) == 0) return base::ok_status();
+  const Status status = system_error("cannot write", path_);
   ::unlink(part.c_str());
   return status;
 }

@@ -236,6 +236,16 @@ void read_rectified_activation(KeyReader& keys, ModelConfig* config) {
     keys.fail(base::Code::kUnsupported,
               "ganglion.ffn.activation is '" + name + "', expected silu, relu or drelu");
   }
+  const Result<double> threshold = keys.metadata().float_or("ganglion.ffn.threshold", 0);
+  if (!threshold.ok()) return keys.fail(threshold.status().code(), threshold.status().message());
+  config->ffn_threshold = static_cast<float>(threshold.value());
+  const bool possible = config->ffn_threshold == 0 || config->activation == FfnActivation::kRelu;
+  if (!possible || !(config->ffn_threshold >= 0 && std::isfinite(config->ffn_threshold))) {
+    keys.fail(
+        Code::kUnsupported,
+        base::format("ganglion.ffn.threshold is %g, expected 0 or more, with ganglion.ffn.activation relu",
+                     threshold.value()));
+  }
 }
 
 std::vector<std::string> supported_architectures() {

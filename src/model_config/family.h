@@ -40,7 +40,8 @@ class KeyReader {
 void read_common(KeyReader& keys, ModelConfig* config);
 
 /// `ganglion.ffn.activation`, the string key of ReLU variants of a SwiGLU family, dense or with experts: silu
-/// (or no key), relu (gate rectified) or drelu (gate and up rectified). Fails with kUnsupported for others.
+/// (or no key), relu (gate rectified) or drelu (gate and up rectified); and `ganglion.ffn.threshold`, the
+/// number that a relu's gate has to exceed (FATReLU, ProSparse). Fails with kUnsupported for others.
 void read_rectified_activation(KeyReader& keys, ModelConfig* config);
 
 using FamilyReader = void (*)(KeyReader& keys, ModelConfig* config);

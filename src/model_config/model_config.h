@@ -99,6 +99,8 @@ struct ModelConfig {
   float attention_scale = 0;    ///< Scores are multiplied by this.
   float attention_softcap = 0;  ///< 0: none.
   float final_softcap = 0;
+  /// FATReLU: gates that are not above it count as zero; with kRelu alone.
+  float ffn_threshold = 0;
   bool layer_norm = false;           ///< Layer norms with biases instead of RMS norms.
   bool learned_positions = false;    ///< A row per position is added to the embedding.
   bool ungated = false;              ///< The FFN is down(act(up(x))), without a gate.

@@ -2,10 +2,15 @@
 
 import json
 import os
+import resource
+import signal
+import struct
+import subprocess
 import sys
+import time
 import unittest
 
-from test_cli import FIXTURES, ROOT, Cli, ganglion
+from test_cli import FIXTURES, PROGRAM, ROOT, Cli, ganglion
 
 MODEL = os.path.join(FIXTURES, "models", "llama-relu-q4_0.gguf")
 
@@ -58,7 +63,9 @@ class Packs(Cli):
     def test_refusals(self):
         target = os.path.join(self.dir, "x.gguf")
         for args, said, code in (
-                (("-m", MODEL, "-o", target), "calibrate", 2),
+                (("-m", MODEL, "-o", target, "--calibration", MODEL), "no calibration file", 3),
+                (("-m", MODEL, "-o", target, "--calibration", "/nowhere.gguf"), "/nowhere.gguf", 3),
+                (("-m", MODEL, "-o", target, "--random-tokens", "-f", MODEL), "excludes", 2),
                 (("-m", MODEL, "-o", target, "--random-tokens", "--rank", "33"), "multiple of 32", 2),
                 (("-m", MODEL, "-o", target, "--random-tokens", "--down", "q5"), "q4, q6", 2),
                 (("-m", os.path.join(FIXTURES, "models", "llama-q4_0.gguf"), "-o", target, "--random-tokens"),
@@ -69,6 +76,166 @@ class Packs(Cli):
             self.assertIn(said, done.stderr)
             self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
         self.assertEqual(os.listdir(self.dir), [])
+
+
+class Calibrations(Cli):
+    def calibrate(self, name, *args, code=0, **kwargs):
+        out = os.path.join(self.dir, name)
+        done = ganglion("calibrate", "-o", out, *args, **kwargs)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return out, done
+
+    def test_reports_sparsity_skew_and_predictors(self):
+        _, done = self.calibrate("c.gguf", "-m", MODEL, "--tokens", "600", "--json", "--ranks", "32,64")
+        report = json.loads(done.stdout)
+        self.assertEqual(report["tokens"], 600)
+        for layer in report["layers"]:
+            self.assertGreaterEqual(layer["top_50_share"], layer["top_30_share"])
+            self.assertGreater(layer["active_by_batch"]["32"], layer["active_by_batch"]["1"])
+            self.assertEqual([p["rank"] for p in layer["predictors"]], [32, 64])
+            self.assertGreater(layer["predictors"][1]["mass_recall"], 0.9)
+
+    def test_shards_are_merged_and_packed(self):
+        shards = [self.calibrate(name, "-m", MODEL, "--tokens", "300", *args)[0]
+                  for name, args in (("a", ()), ("b", ("--random-tokens",)))]
+        merged, done = self.calibrate("ab", "--merge", *shards, "--json")
+        self.assertEqual(json.loads(done.stdout)["tokens"], 600)
+        out = os.path.join(self.dir, "p.gguf")
+        done = ganglion("pack", "-m", MODEL, "-o", out, "--calibration", merged, "--rank", "32", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["calibration_tokens"], 600)
+
+    def test_goes_on_after_it_was_killed(self):
+        args = ("-m", MODEL, "--tokens", "20000")
+        whole, _ = self.calibrate("whole.gguf", *args)
+        out = os.path.join(self.dir, "c.gguf")
+        first = os.path.join(out + ".calibrating", "layer0.inputs")
+        before = 0  # Bytes of whole sequences that the one before has left.
+        for how in (signal.SIGKILL, signal.SIGINT):
+            process = subprocess.Popen([PROGRAM, "calibrate", "-o", out, *args], stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, text=True)
+            while process.poll() is None and not (os.path.exists(first) and
+                                                   os.path.getsize(first) > before + 600_000):
+                time.sleep(0.001)
+            self.assertIsNone(process.poll(), "ended before it could be killed")
+            process.send_signal(how)
+            _, said = process.communicate(timeout=60)
+            self.assertFalse(os.path.exists(out))
+            before = os.path.getsize(first)
+        self.assertEqual(process.returncode, 130)
+        self.assertIn("goes on", said)
+        done = ganglion("calibrate", "-o", out, "-m", MODEL, "--tokens", "19000")
+        self.expect_refusal(done, 2, "unfinished")
+        self.calibrate("c.gguf", *args)
+        with open(whole, "rb") as one, open(out, "rb") as other:
+            self.assertEqual(one.read(), other.read())
+        self.assertEqual(sorted(os.listdir(self.dir)), ["c.gguf", "whole.gguf"])
+
+    def test_refusals(self):
+        dense = os.path.join(FIXTURES, "models", "llama-q4_0.gguf")
+        for args, code, said in ((("-m", dense), 3, "not sparse"), ((), 2, "-m model"), (("-m", MODEL, "--tokens", "0"), 2, "tokens"),
+                                 (("-m", MODEL, "--merge", MODEL), 2, "excludes"), (("--merge", MODEL, MODEL), 3, "calibrat"),
+                                 (("-m", MODEL, "--mem", "1M"), 4, "mem"), (("-m", MODEL, "-f", "/nowhere"), 1, "/nowhere")):
+            with self.subTest(args):
+                _, done = self.calibrate("x.gguf", *args, code=code)
+                self.expect_refusal(done, code, said)
+        self.assertEqual(os.listdir(self.dir), [])
+
+
+class DamagedPacks(Cli):
+    def setUp(self):
+        super().setUp()
+        self.out = os.path.join(self.dir, "pack.gguf")
+        done = ganglion("pack", "-m", MODEL, "-o", self.out, "--tokens", "300", "--rank", "32")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        tensors = json.loads(ganglion("inspect", "-m", self.out, "--json").stdout)["tensors"]
+        self.tensors = {tensor["name"]: tensor for tensor in tensors}
+
+    def damage(self, tensor, at):
+        with open(self.out, "r+b") as file:
+            file.seek(self.tensors[tensor]["offset"] + at)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 0x40]))
+
+    def test_verify_names_bad_bundles(self):
+        done = ganglion("verify", self.out)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        stride = self.tensors["blk.1.ffn_bundle.weight"]["shape"][0]
+        for neuron in (40, 41, 90):
+            self.damage("blk.1.ffn_bundle.weight", neuron * stride + 100)
+        done = ganglion("verify", self.out, "--json")
+        self.assertEqual(done.returncode, 3)
+        error = json.loads(done.stdout)["model"]["error"]
+        for words in ("layer 1, expert 0, neurons 40 to 41", "in all: 3"):
+            self.assertIn(words, error)
+        self.assertEqual(ganglion("verify", self.out, "--no-bundles").returncode, 0)
+        done = ganglion("verify", MODEL)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_a_bad_bundle_ends_a_run_that_asked_for_checks(self):
+        run = ("run", "-m", self.out, "--raw", "-p", "the cat", "-n", "24", "--temp", "0", "--ignore-eos", "-q")
+        ways = ((), ("--mem", "min"), ("--mem", "min", "--no-io-uring"), ("--exact",), ("--exact", "--mem", "min"))
+        for args in ways:
+            self.assertEqual(ganglion(*run, "--verify-bundles", *args).stdout, ganglion(*run, *args).stdout)
+        self.damage("blk.0.ffn_bundle.weight", 30)  # The most frequent neuron.
+        for args in ways:
+            with self.subTest(args):
+                done = ganglion(*run, "--verify-bundles", *args)
+                self.expect_refusal(done, 3, "layer 0, expert 0, neuron 0 (in pack order)")
+        self.assertEqual(ganglion(*run).returncode, 0)
+        done = ganglion("run", "-m", MODEL, "--raw", "-p", "a", "-n", "1", "--verify-bundles", "-q")
+        self.expect_refusal(done, 2, "no pack")
+
+    def test_cut_short(self):
+        size = os.path.getsize(self.out)
+        for left in (size - 1, size // 2, 1000):
+            os.truncate(self.out, left)
+            for command in ("verify", "run"):
+                done = ganglion(command, "-m", self.out, *(() if command == "verify" else ("-p", "a", "--raw", "-q")))
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertRegex(done.stdout + done.stderr, "truncated|ends|cut|beyond|more than the file")
+
+    def test_a_predictor_of_the_wrong_shape(self):
+        with open(self.out, "r+b") as file:
+            header = file.read(1 << 20)
+            at = header.index(b"blk.0.ffn_predict_low.weight") + len("blk.0.ffn_predict_low.weight") + 4 + 8
+            rank = struct.unpack_from("<Q", header, at)[0]
+            self.assertEqual(rank, 32)
+            file.seek(at)
+            file.write(struct.pack("<Q", 31))
+        done = ganglion("run", "-m", self.out, "-p", "a", "--raw", "-q")
+        self.expect_refusal(done, 3, "ffn_predict_low")
+
+
+class PackingFaults(Cli):
+    def test_a_full_disk_leaves_nothing(self):
+        """A limit of the size of files stands for a disk that fills up at any point."""
+        whole = ganglion("pack", "-m", MODEL, "-o", os.path.join(self.dir, "p.gguf"), "--tokens", "600", "--rank", "32", "--json")
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        size = os.path.getsize(os.path.join(self.dir, "p.gguf"))
+        os.unlink(os.path.join(self.dir, "p.gguf"))
+        for limit in (1000, 60_000, 200_000, size // 2, size - 1):
+            with self.subTest(limit):
+                done = ganglion("pack", "-m", MODEL, "-o", os.path.join(self.dir, "p.gguf"), "--tokens", "600", "--rank", "32",
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+                self.expect_refusal(done, 1, "cannot write")
+                self.assertEqual(os.listdir(self.dir), [])
+
+    def test_interrupted_at_any_point(self):
+        out = os.path.join(self.dir, "p.gguf")
+        for suffix in (".packing.calibrating/layer0.inputs", ".packing.calibrating/layer0.statistics", ".part"):
+            with self.subTest(suffix):
+                process = subprocess.Popen([PROGRAM, "pack", "-m", MODEL, "-o", out, "--tokens", "8000", "--rank", "64"],
+                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                while process.poll() is None and not os.path.exists(out + suffix):
+                    time.sleep(0.001)
+                self.assertIsNone(process.poll(), "ended before it could be interrupted")
+                process.send_signal(signal.SIGTERM)
+                _, said = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 130, said)
+                self.assertEqual(said.strip(), "ganglion: interrupted")
+                self.assertEqual(os.listdir(self.dir), [])
 
 
 if __name__ == "__main__":

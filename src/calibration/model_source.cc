@@ -1,0 +1,141 @@
+#include "calibration/model_source.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+
+#include "base/sha256.h"
+#include "base/units.h"
+#include "engine/runtime.h"
+#include "model/weight_map.h"
+#include "platform/cpu.h"
+
+namespace ganglion::calibration {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using format::TensorInfo;
+using model_config::FfnActivation;
+
+Result<std::unique_ptr<ModelSource>> ModelSource::open(const SourceOptions& options) {
+  std::unique_ptr<ModelSource> source(new ModelSource());
+  GANGLION_RETURN_IF_ERROR(source->read_header(options));
+  GANGLION_RETURN_IF_ERROR(source->choose_layers(options.model_path));
+  return source;
+}
+
+Status ModelSource::read_header(const SourceOptions& options) {
+  GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(options.model_path));
+  file_ = std::make_unique<format::GgufModel>(std::move(file));
+  GANGLION_RETURN_IF_ERROR(engine::apply_overrides(options.overrides, &file_->metadata()));
+  GANGLION_ASSIGN_OR_RETURN(config_, model_config::read_model_config(file_->metadata()));
+  for (const format::ShardInfo& shard : file_->shards()) {
+    GANGLION_ASSIGN_OR_RETURN(platform::File opened, platform::File::open(shard.path));
+    files_.push_back(std::move(opened));
+  }
+  kernels_ = kernels::select_table(options.isa);
+  if (kernels_ == nullptr)
+    return Status(Code::kInvalidArgument, "no kernels '" + options.isa + "' on this machine");
+  threads_ = std::make_unique<platform::ThreadPool>(options.threads > 0 ? options.threads
+                                                                        : platform::default_thread_count());
+  return base::ok_status();
+}
+
+Status ModelSource::choose_layers(const std::string& path) {
+  if (config_.pack.present) return Status(Code::kInvalidArgument, "'" + path + "' is a pack already");
+  if (config_.activation != FfnActivation::kRelu && config_.activation != FfnActivation::kDRelu) {
+    return Status(Code::kUnsupported,
+                  "this model's FFN activations are not sparse (no ReLU): run it as it is - it is streamed "
+                  "losslessly");
+  }
+  GANGLION_ASSIGN_OR_RETURN(const model::WeightMap weights, model::map_weights(*file_, &config_));
+  const auto tensor = [&](const model::MatrixRef& matrix) {
+    return matrix.present() ? &file_->tensors()[weights.matrices[matrix.index]] : nullptr;
+  };
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const model::LayerWeights& w = weights.layers[i];
+    const bool moe = config_.layers[i].moe;
+    const model::MatrixRef& gate = moe ? w.expert_gate : w.gate;
+    const model::MatrixRef& up = moe ? w.expert_up : w.up;
+    const bool biased = w.gate_bias.present() || w.up_bias.present() || w.down_bias.present() ||
+                        w.expert_gate_bias.present() || w.expert_up_bias.present() ||
+                        w.expert_down_bias.present();
+    if (!gate.present() || !up.present() || biased || config_.dim % 32 != 0 || gate.rows > 65536) {
+      return Status(Code::kUnsupported, base::format("layer %zu cannot be packed: its FFN has %s", i,
+                                                     biased ? "biases" : "a shape that bundles do not hold"));
+    }
+    layers_.push_back({.gate = tensor(gate),
+                       .up = tensor(up),
+                       .down = tensor(moe ? w.expert_down : w.down),
+                       .neurons = gate.rows,
+                       .experts = gate.slices,
+                       .used = moe ? config_.moe.used_count : 1,
+                       .dim = gate.cols});
+  }
+  return base::ok_status();
+}
+
+Status ModelSource::read_slice(const TensorInfo& tensor, uint32_t expert, std::vector<uint8_t>* out) const {
+  out->resize(base::row_bytes(tensor.type, tensor.dims[0]) * tensor.dims[1]);
+  const platform::File& file = files_[tensor.shard];
+  const uint64_t offset = tensor.offset + expert * out->size();
+  GANGLION_RETURN_IF_ERROR(file.read_exact(offset, *out).with_context("tensor '" + tensor.name + "'"));
+  ::posix_fadvise(file.fd(), static_cast<off_t>(offset), static_cast<off_t>(out->size()),
+                  POSIX_FADV_DONTNEED);
+  return base::ok_status();
+}
+
+Result<std::string> ModelSource::fingerprint() const {
+  base::Sha256 sha;
+  const auto add = [&](const void* bytes, size_t count) {
+    sha.update({static_cast<const uint8_t*>(bytes), count});
+  };
+  const auto add_text = [&](const std::string& text) { add(text.c_str(), text.size() + 1); };
+  for (const auto& [key, value] : file_->metadata().values()) {
+    if (key.rfind(config_.architecture + ".", 0) != 0 && key.rfind("ganglion.ffn.", 0) != 0) continue;
+    add_text(key);
+    add_text(value.text);
+    add(&value.uint_value, sizeof value.uint_value);
+    add(&value.int_value, sizeof value.int_value);
+    add(&value.float_value, sizeof value.float_value);
+    add(&value.bool_value, sizeof value.bool_value);
+    add(value.packed.data(), value.packed.size());
+  }
+  std::vector<const TensorInfo*> tensors;
+  for (const TensorInfo& tensor : file_->tensors()) tensors.push_back(&tensor);
+  std::sort(tensors.begin(), tensors.end(),
+            [](const TensorInfo* a, const TensorInfo* b) { return a->name < b->name; });
+  constexpr uint64_t kSample = 4096;
+  std::vector<uint8_t> sample;
+  for (const TensorInfo* tensor : tensors) {
+    add_text(tensor->name);
+    add(&tensor->type, sizeof tensor->type);
+    add(tensor->dims, sizeof tensor->dims);
+    for (const uint64_t at : {uint64_t{0}, tensor->bytes / 2}) {
+      sample.resize(std::min(kSample, tensor->bytes - at));
+      GANGLION_RETURN_IF_ERROR(files_[tensor->shard]
+                                   .read_exact(tensor->offset + at, sample)
+                                   .with_context("tensor '" + tensor->name + "'"));
+      add(sample.data(), sample.size());
+    }
+  }
+  return sha.finish();
+}
+
+Status check_free_space(const std::string& path, uint64_t need_bytes, const std::string& what) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  struct statvfs fs = {};
+  if (::statvfs(folder.c_str(), &fs) != 0)
+    return Status(Code::kIo, "there is no folder '" + folder + "' - give another place with -o");
+  const uint64_t free = uint64_t{fs.f_bavail} * fs.f_frsize;
+  if (free >= need_bytes) return base::ok_status();
+  return Status(Code::kResources,
+                base::format("'%s' has %s free, %s are needed (%s) - make room, or write elsewhere with -o",
+                             folder.c_str(), base::format_bytes(free).c_str(),
+                             base::format_bytes(need_bytes).c_str(), what.c_str()));
+}
+
+}  // namespace ganglion::calibration

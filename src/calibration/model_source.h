@@ -1,0 +1,77 @@
+// A model whose FFN activations are sparse, opened to be calibrated or packed: header, files, the FFN
+// matrices of each layer, and a fingerprint that ties calibrations to it. Reads slices; runs nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "format/gguf.h"
+#include "ganglion/text.h"
+#include "kernels/kernel_table.h"
+#include "model_config/model_config.h"
+#include "platform/file.h"
+#include "platform/threads.h"
+
+namespace ganglion::calibration {
+
+/// The FFN of a layer: experts [E] of F neurons (E = 1: a dense FFN).
+struct FfnMatrices {
+  const format::TensorInfo* gate = nullptr;  ///< [E][F] rows of D
+  const format::TensorInfo* up = nullptr;    ///< [E][F] rows of D
+  const format::TensorInfo* down = nullptr;  ///< [E][D] rows of F
+  uint32_t neurons = 0;                      ///< F
+  uint32_t experts = 1;                      ///< E
+  uint32_t used = 1;                         ///< Experts that a token is routed to.
+  uint32_t dim = 0;                          ///< D
+};
+
+struct SourceOptions {
+  std::string model_path;
+  Overrides overrides;
+  std::string isa;
+  int threads = 0;
+};
+
+/// Immutable after opening; slices may be read from one thread.
+class ModelSource {
+ public:
+  /// Errors: kUnsupported for activations that are not sparse, an FFN with biases or a shape that bundles do
+  /// not hold; kInvalidArgument for a pack or unknown kernels; those of reading a header.
+  static base::Result<std::unique_ptr<ModelSource>> open(const SourceOptions& options);
+
+  const format::GgufModel& file() const { return *file_; }
+  const model_config::ModelConfig& config() const { return config_; }
+  const std::vector<FfnMatrices>& layers() const { return layers_; }
+  const std::vector<platform::File>& files() const { return files_; }  ///< By shard.
+  const kernels::KernelTable& kernels() const { return *kernels_; }
+  platform::ThreadPool& threads() const { return *threads_; }
+  bool rectified_up() const { return config_.activation == model_config::FfnActivation::kDRelu; }
+
+  /// All bytes of an expert's matrix, which leave the page cache again. Errors: kIo, kModelFile.
+  base::Status read_slice(const format::TensorInfo& tensor, uint32_t expert, std::vector<uint8_t>* out) const;
+
+  /// SHA-256, as hex, over the hyper-parameters, and of each tensor its name, type, shape and 4 KiB at its
+  /// beginning and in its middle: the same however the file is split. Errors: kIo, kModelFile.
+  base::Result<std::string> fingerprint() const;
+
+ private:
+  ModelSource() = default;
+  base::Status read_header(const SourceOptions& options);
+  base::Status choose_layers(const std::string& path);
+
+  std::unique_ptr<format::GgufModel> file_;
+  model_config::ModelConfig config_;
+  std::vector<FfnMatrices> layers_;
+  std::vector<platform::File> files_;
+  const kernels::KernelTable* kernels_ = nullptr;
+  std::unique_ptr<platform::ThreadPool> threads_;
+};
+
+/// Fails with kResources where the folder of `path` has less than `need_bytes` left; `what` names them.
+/// Errors: also kIo where there is no such folder.
+base::Status check_free_space(const std::string& path, uint64_t need_bytes, const std::string& what);
+
+}  // namespace ganglion::calibration
