@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct EngineOptions {
   bool react_to_pressure = true;  ///< Shrink caches when the system runs short of memory (PSI).
   bool exact = false;             ///< A pack: generate with all neurons, as the source would.
   size_t logit_rows = 1;          ///< Rows whose logits are computed together (perplexity takes more).
+  size_t sequences = 1;           ///< Sessions that the KV cache has room for, each with a full context.
   Overrides overrides;
 };
 
@@ -110,6 +112,11 @@ class Engine {
 
   /// Requires: loaded. Errors: kResources (another session holds the KV pages).
   virtual Result<std::unique_ptr<Session>> new_session() = 0;
+  /// Appends one token to each of several sessions of this engine, evaluated in one pass; each gets the bits
+  /// that it would get alone. Errors: those of Session::evaluate, of whichever session; kInvalidArgument,
+  /// kContextOverflow and kResources leave all as they were, after others all are poisoned.
+  virtual Status evaluate_batch(std::span<Session* const> sessions, std::span<const int32_t> tokens,
+                                Phase phase) = 0;
   virtual EngineStats stats() const = 0;
   /// Between evaluations: tells `sink` (null: nobody any more) of all routing from now on. Requires: loaded;
   /// `sink` outlives its use. Cost: none without a sink.

@@ -60,6 +60,9 @@ class Session {
   /// Forgets the tokens from `position` on. False if a sliding window no longer holds what it would need.
   [[nodiscard]] virtual bool try_rewind(size_t position) = 0;
   virtual void reset() = 0;
+  /// Becomes a copy of `other`, of the same engine, in memory shared until they differ. Requires: an empty
+  /// session. Errors: kPoisoned if `other` is.
+  virtual Status fork_from(const Session& other) = 0;
 };
 
 }  // namespace ganglion

@@ -46,9 +46,13 @@ class SessionImpl final : public Session {
     logits_.reserve(runtime.config().vocab);
   }
 
+  ~SessionImpl() override {
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    sequence_.clear();
+  }
+
   Status evaluate(std::span<const int32_t> tokens, const std::atomic<bool>* cancel, LogitSink* sink,
                   Phase phase) override {
-    if (poisoned_) return Status(Code::kPoisoned, "the session failed before and was not reset");
     GANGLION_RETURN_IF_ERROR(check(tokens));
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
     const bool exact = phase == Phase::kPrompt || !runtime_.sparse();
@@ -83,6 +87,16 @@ class SessionImpl final : public Session {
     return true;
   }
 
+  Status fork_from(const Session& other) override {
+    const auto& from = static_cast<const SessionImpl&>(other);
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    GANGLION_CHECK(&from.runtime_ == &runtime_ && sequence_.length() == 0);
+    if (from.poisoned_) return Status(Code::kPoisoned, "the session to copy failed before and was not reset");
+    sequence_.fork_from(from.sequence_);
+    logits_ = from.logits_;
+    return ok_status();
+  }
+
   void reset() override {
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
     sequence_.clear();
@@ -90,8 +104,9 @@ class SessionImpl final : public Session {
     poisoned_ = false;
   }
 
- private:
+  // Parts of Engine::evaluate_batch, under the runtime's mutex.
   Status check(std::span<const int32_t> tokens) const {
+    if (poisoned_) return Status(Code::kPoisoned, "the session failed before and was not reset");
     if (tokens.empty()) return Status(Code::kInvalidArgument, "no token to evaluate");
     const uint32_t vocab = runtime_.config().vocab;
     for (const int32_t token : tokens) {
@@ -109,12 +124,28 @@ class SessionImpl final : public Session {
     return ok_status();
   }
 
-  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, const engine::PassMode& mode,
-                        const std::atomic<bool>* cancel, LogitSink* sink) {
-    const size_t missing = sequence_.pages_missing(tokens.size());
+  Status prepare(size_t count) {
+    const size_t missing = sequence_.pages_missing(count);
     const size_t free = runtime_.kv_pages().free_count();
     if (missing > free) GANGLION_RETURN_IF_ERROR(runtime_.grow_kv(missing - free));
-    GANGLION_RETURN_IF_ERROR(sequence_.prepare(tokens.size()));
+    return sequence_.prepare(count);
+  }
+  Row next_row(int32_t token) {
+    return {.token = token, .position = sequence_.length(), .sequence = &sequence_, .wants_logits = true};
+  }
+  void advance(std::span<const float> logits) {
+    sequence_.advance(1);
+    logits_.assign(logits.begin(), logits.end());
+  }
+  void poison() {
+    logits_.clear();
+    poisoned_ = true;
+  }
+
+ private:
+  Status evaluate_chunk(std::span<const int32_t> tokens, bool last, const engine::PassMode& mode,
+                        const std::atomic<bool>* cancel, LogitSink* sink) {
+    GANGLION_RETURN_IF_ERROR(prepare(tokens.size()));
     rows_.clear();
     for (size_t i = 0; i < tokens.size(); ++i) {
       rows_.push_back({.token = tokens[i],
@@ -138,6 +169,16 @@ class SessionImpl final : public Session {
   bool poisoned_ = false;
 };
 
+/// Keeps the logits [rows][V] of a pass over several sessions.
+class BatchSink final : public engine::PassSink {
+ public:
+  explicit BatchSink(std::span<SessionImpl* const> sessions) : sessions_(sessions) {}
+  void logits(size_t row, std::span<const float> logits) override { sessions_[row]->advance(logits); }
+
+ private:
+  std::span<SessionImpl* const> sessions_;
+};
+
 class EngineImpl final : public Engine {
  public:
   explicit EngineImpl(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
@@ -155,6 +196,36 @@ class EngineImpl final : public Engine {
   Result<std::unique_ptr<Session>> new_session() override {
     GANGLION_CHECK(runtime_->loaded());
     return std::unique_ptr<Session>(std::make_unique<SessionImpl>(*runtime_));
+  }
+  Status evaluate_batch(std::span<Session* const> sessions, std::span<const int32_t> tokens,
+                        Phase phase) override {
+    GANGLION_CHECK(!sessions.empty() && sessions.size() == tokens.size());
+    const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    batch_.clear();
+    for (size_t i = 0; i < sessions.size(); ++i) {
+      batch_.push_back(static_cast<SessionImpl*>(sessions[i]));
+      GANGLION_RETURN_IF_ERROR(batch_[i]->check(tokens.subspan(i, 1)));
+    }
+    runtime_->react_to_pressure();
+    for (SessionImpl* session : batch_) GANGLION_RETURN_IF_ERROR(session->prepare(1));
+    const bool exact = phase == Phase::kPrompt || !runtime_->sparse();
+    const size_t most = exact ? runtime_->chunk() : std::min(runtime_->chunk(), engine::kSparseRows);
+    const int64_t start = platform::now_ns();
+    Status status;
+    for (size_t begin = 0; begin < batch_.size() && status.ok(); begin += most) {
+      const std::span<SessionImpl* const> part =
+          std::span(batch_).subspan(begin, std::min(most, batch_.size() - begin));
+      rows_.clear();
+      for (size_t i = 0; i < part.size(); ++i) rows_.push_back(part[i]->next_row(tokens[begin + i]));
+      BatchSink sink(part);
+      status = runtime_->forward().run(rows_, {.exact = exact, .next_exact = exact}, nullptr, &sink);
+    }
+    runtime_->add_pass_ns(platform::now_ns() - start);
+    if (!status.ok()) {
+      runtime_->restart_reading();
+      for (SessionImpl* session : batch_) session->poison();
+    }
+    return status;
   }
   EngineStats stats() const override {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());
@@ -190,6 +261,8 @@ class EngineImpl final : public Engine {
 
  private:
   std::unique_ptr<Runtime> runtime_;
+  std::vector<SessionImpl*> batch_;  // of evaluate_batch
+  std::vector<Row> rows_;            // likewise
 };
 
 }  // namespace

@@ -183,7 +183,7 @@ Status Runtime::open_store() {
                       .embedding_shard = embedding.shard,
                       .embedding_offset = embedding.offset,
                       .kv_type = kv_type_,
-                      .logit_rows = std::max<size_t>(1, options_.logit_rows)};
+                      .logit_rows = std::max({size_t{1}, options_.logit_rows, options_.sequences})};
   // The header has been read; its pages need not stay.
   for (uint32_t i = 0; i < file_->shards().size(); ++i) {
     ::posix_fadvise(store_->file(i).fd(), 0, static_cast<off_t>(file_->shards()[i].data_offset),
@@ -219,7 +219,8 @@ planner::ModelSizes Runtime::model_sizes() {
   };
   sizes.kv_bytes = [](const void* self, size_t positions, size_t chunk) {
     const auto* runtime = static_cast<const Runtime*>(self);
-    return uint64_t{model::kv_pages_needed(runtime->config_, positions, chunk)} * runtime->kv_page_bytes_;
+    return uint64_t{model::kv_pages_needed(runtime->config_, positions, chunk)} * runtime->kv_page_bytes_ *
+           std::max<size_t>(1, runtime->options_.sequences);
   };
   return sizes;
 }
@@ -229,12 +230,12 @@ planner::ModelSizes Runtime::model_sizes() {
 uint64_t Runtime::process_bytes() const {
   ::malloc_trim(0);
   constexpr uint64_t kTablesPerBlock = 96;
-  constexpr uint64_t kPerVocabulary = 16;
+  const uint64_t per_vocabulary = 16 * std::max<size_t>(1, options_.sequences);
   const platform::ProcessMemory memory = platform::read_process_memory();
   uint64_t neurons = 0;
   for (const planner::NeuronSet& set : neuron_sets_) neurons += set.frequency.size();
   return memory.resident_bytes + memory.page_table_bytes + store_->block_count() * kTablesPerBlock +
-         config_.vocab * kPerVocabulary + neurons * neuron_cache::BundleCache::kTableBytes;
+         config_.vocab * per_vocabulary + neurons * neuron_cache::BundleCache::kTableBytes;
 }
 
 Status Runtime::make_plan() {
