@@ -31,7 +31,6 @@ struct ServerOptions {
   int read_timeout_s = 60;                     ///< For a whole head, and again for a whole body.
   int write_timeout_s = 30;                    ///< For a client that reads nothing.
   int stop_grace_s = 5;                        ///< How long running answers may go on after a stop.
-  SamplingOptions sampling;                    ///< What a request does not say.
 };
 
 /// One network thread, one that reads requests, and the caller's thread for the engine.
@@ -45,10 +44,10 @@ class Server {
 
   virtual uint16_t port() const = 0;
 
-  /// Serves on this thread until `*stop`, then ends what runs within the grace time. `between_passes` (or
-  /// empty) is called often, on this thread. Requires: a loaded engine; call once.
-  /// Errors: kResources (no memory for the sessions).
-  virtual Status run(Engine& engine, const std::atomic<bool>& stop,
+  /// Serves on this thread until `stop`, then ends what runs within the grace time. `sampling`: what requests
+  /// do not say. `between_passes` (or empty) is called often, on this thread. Requires: a loaded engine,
+  /// opened for as many sequences as `parallel`; call once. Errors: kResources (no memory for the sessions).
+  virtual Status run(Engine& engine, const SamplingOptions& sampling, const std::atomic<bool>& stop,
                      const std::function<void()>& between_passes) = 0;
 };
 

@@ -70,6 +70,7 @@ std::string bytes_text(double bytes);
 /// "-m M" commands: registered on the app, run after parsing.
 using CommandBody = std::function<int()>;
 void register_run(CLI::App& app, CommandBody* body);
+void register_serve(CLI::App& app, CommandBody* body);
 void register_bench(CLI::App& app, CommandBody* body);
 void register_perplexity(CLI::App& app, CommandBody* body);
 void register_plan(CLI::App& app, CommandBody* body);

@@ -64,9 +64,8 @@ void Connection::read_head() {
   version_ = 11;
   reading_ = true;
   wait(Wait::kClient, state_.options.read_timeout_s);
-  http::async_read_header(socket_, buffer_, *parser_, [self = shared_from_this()](error_code error, size_t) {
-    self->head_read(error);
-  });
+  http::async_read_header(socket_, buffer_, *parser_,
+                          [self = shared_from_this()](error_code error, size_t) { self->head_read(error); });
 }
 
 void Connection::head_read(const error_code& error) {
@@ -178,15 +177,15 @@ void Connection::watched(const error_code& error, size_t count) {
 void Connection::discard() {
   if (buffer_.size() > 0) buffer_.consume(buffer_.size());
   watching_ = true;
-  socket_.async_read_some(
-      buffer_.prepare(kReadBytes), [self = shared_from_this()](error_code error, size_t count) {
-        self->watching_ = false;
-        self->reserved_bytes_ += count;
-        self->state_.used_bytes += count;
-        if (self->closed_) return;
-        if (error || self->reserved_bytes_ > kMostDiscardBytes) return self->close();
-        self->discard();
-      });
+  socket_.async_read_some(buffer_.prepare(kReadBytes),
+                          [self = shared_from_this()](error_code error, size_t count) {
+                            self->watching_ = false;
+                            self->reserved_bytes_ += count;
+                            self->state_.used_bytes += count;
+                            if (self->closed_) return;
+                            if (error || self->reserved_bytes_ > kMostDiscardBytes) return self->close();
+                            self->discard();
+                          });
 }
 
 std::string Connection::head_text(int status, const char* content_type) const {

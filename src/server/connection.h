@@ -96,8 +96,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   unsigned version_ = 11;
   bool keeps_alive_ = true;
   bool allowed_origin_ = false;
-  bool reading_ = false;    ///< A head or body.
-  bool watching_ = false;   ///< A read is pending that notices the client leaving.
+  bool reading_ = false;   ///< A head or body.
+  bool watching_ = false;  ///< A read is pending that notices the client leaving.
   bool writing_ = false;
   bool streaming_ = false;
   bool complete_ = false;   ///< The whole answer is in pending_ or sent.

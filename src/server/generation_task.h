@@ -19,16 +19,16 @@ enum class Finish { kStop, kLength };
 /// What a choice took. Reads and waits of a pass over several sequences are divided among them.
 struct ChoiceFacts {
   Finish finish = Finish::kStop;
-  std::string stop_text;         ///< The stop string that ended it, if one did.
-  size_t prompt_tokens = 0;      ///< In all...
-  size_t cached_tokens = 0;      ///< ...of which so many were there already.
-  double prompt_ms = 0;          ///< Of passes over the rest.
-  size_t tokens = 0;             ///< Generated.
-  double answer_ms = 0;          ///< From the first token on.
-  double io_bytes = 0;           ///< Read for prompt and answer.
-  double io_wait_ms = 0;         ///< In which nothing could be computed.
-  double cache_hit_rate = 1;     ///< Share of the weights touched that was in memory.
-  uint64_t seed = 0;             ///< In use.
+  std::string stop_text;      ///< The stop string that ended it, if one did.
+  size_t prompt_tokens = 0;   ///< In all...
+  size_t cached_tokens = 0;   ///< ...of which so many were there already.
+  double prompt_ms = 0;       ///< Of passes over the rest.
+  size_t tokens = 0;          ///< Generated.
+  double answer_ms = 0;       ///< From the first token on.
+  double io_bytes = 0;        ///< Read for prompt and answer.
+  double io_wait_ms = 0;      ///< In which nothing could be computed.
+  double cache_hit_rate = 1;  ///< Share of the weights touched that was in memory.
+  uint64_t seed = 0;          ///< In use.
 };
 
 /// A generated token with the model's own probabilities.

@@ -102,7 +102,8 @@ class HttpServerImpl final : public HttpServer {
     error_code ignored;
     if (state_.connection_count >= state_.options.most_connections) {
       static constexpr std::string_view kFull =
-          "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n";
+          "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: "
+          "0\r\n\r\n";
       socket.non_blocking(true, ignored);
       socket.write_some(asio::buffer(kFull.data(), kFull.size()), ignored);
       return;
@@ -117,7 +118,8 @@ class HttpServerImpl final : public HttpServer {
     if (std::exchange(state_.stopping, true)) return;
     error_code ignored;
     acceptor_.close(ignored);
-    for (Connection* connection : std::vector<Connection*>(state_.connections.begin(), state_.connections.end()))
+    for (Connection* connection :
+         std::vector<Connection*>(state_.connections.begin(), state_.connections.end()))
       connection->stop();
   }
 

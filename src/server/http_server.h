@@ -1,5 +1,5 @@
-// The network side: one thread that runs an event loop, bounded connections and buffers, deadlines. Knows HTTP
-// but no interface: a handler decides what a request means. Used by service.cc.
+// The network side: one thread that runs an event loop, bounded connections and buffers, deadlines. Knows
+// HTTP but no interface: a handler decides what a request means. Used by service.cc.
 #pragma once
 
 #include <atomic>

@@ -29,20 +29,6 @@ size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& 
       std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(most), b.begin()).first - a.begin());
 }
 
-// One token for each of several sequences.
-Status evaluate_tokens(Engine& /*engine*/, std::span<Session* const> sessions, std::span<const int32_t> tokens) {
-  for (size_t i = 0; i < sessions.size(); ++i) {
-    const Status status = sessions[i]->evaluate(tokens.subspan(i, 1), nullptr, nullptr, Phase::kGeneration);
-    if (!status.ok()) return status;
-  }
-  return ok_status();
-}
-
-// Whether an empty session could be made a copy of another.
-bool try_fork(Session& /*to*/, const Session& /*from*/) {
-  return false;
-}
-
 ApiError stopping_error() {
   return api_error(Status(Code::kResources, "the server is stopping"));
 }
@@ -51,7 +37,9 @@ ApiError stopping_error() {
 class KeepHidden final : public LogitSink {
  public:
   void logits(size_t, std::span<const float>) override {}
-  void hidden(size_t, std::span<const float> hidden) override { values_.assign(hidden.begin(), hidden.end()); }
+  void hidden(size_t, std::span<const float> hidden) override {
+    values_.assign(hidden.begin(), hidden.end());
+  }
   std::span<const float> values() const { return values_; }
 
  private:
@@ -180,8 +168,8 @@ void Scheduler::admit() {
     std::unique_ptr<Task> task;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const bool full = std::all_of(slots_.begin(), slots_.end(),
-                                    [](const auto& slot) { return slot->task != nullptr; });
+      const bool full =
+          std::all_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->task != nullptr; });
       const auto ready = std::find_if(queue_.begin(), queue_.end(), [](const auto& waiting) {
         return !waiting->request->failed &&
                (waiting->first_of_prompt() || waiting->request->prompt_done[waiting->prompt_index]);
@@ -228,7 +216,7 @@ void Scheduler::take_prefix(Slot& slot, Task& task) {
   }
   if (donor != nullptr) {
     slot.session->reset();
-    if (try_fork(*slot.session, *donor->session)) {
+    if (slot.session->fork_from(*donor->session).ok()) {
       slot.held = donor->held;
     } else {
       slot.held.clear();
@@ -351,7 +339,10 @@ bool Scheduler::decode() {
   if (running.empty()) return false;
   const EngineStats before = engine_.stats();
   const int64_t start = now_ns();
-  const Status status = evaluate_tokens(engine_, sessions, tokens);
+  Status status = engine_.evaluate_batch(sessions, tokens, Phase::kGeneration);
+  if (status.code() == Code::kResources && forget_idle()) {
+    status = engine_.evaluate_batch(sessions, tokens, Phase::kGeneration);
+  }
   const double ms = ms_since(start);
   ++totals_.decode_passes;
   totals_.decoded_rows += running.size();
@@ -360,13 +351,27 @@ bool Scheduler::decode() {
     Slot& slot = *running[i];
     if (slot.session->position() > slot.held.size()) slot.held.push_back(tokens[i]);
     account(*slot.task, before, 1.0 / static_cast<double>(running.size()), ms, false);
-    if (status.ok()) {
+    if (slot.task->request->failed) {
+      release(slot);
+    } else if (status.ok()) {
       next_token(slot);
     } else {
       fail_task(slot, status);
     }
   }
   return true;
+}
+
+// Gives back the KV pages of what no request uses. False if there was nothing.
+bool Scheduler::forget_idle() {
+  bool any = false;
+  for (const auto& slot : slots_) {
+    if (slot->task != nullptr || slot->held.empty()) continue;
+    slot->session->reset();
+    slot->held.clear();
+    any = true;
+  }
+  return any;
 }
 
 void Scheduler::next_token(Slot& slot) {

@@ -83,6 +83,7 @@ class Scheduler {
   void take_prefix(Slot& slot, Task& task);
   Status make_sampler(Task& task);
   void prompt_done(Slot& slot);
+  bool forget_idle();
   void next_token(Slot& slot);
   void end_task(Slot& slot, Finish finish);
   void fail_task(Slot& slot, const Status& status);

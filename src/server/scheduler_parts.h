@@ -23,7 +23,7 @@ struct Scheduler::Request {
 /// One choice.
 struct Scheduler::Task {
   std::shared_ptr<Request> request;
-  size_t choice = 0;        ///< Over all prompts.
+  size_t choice = 0;  ///< Over all prompts.
   size_t prompt_index = 0;
   std::unique_ptr<TokenFilter> filter;
   std::unique_ptr<Sampler> sampler;
