@@ -23,9 +23,9 @@ struct ServerOptions {
   std::string cors_origin;   ///< Web pages that may call: "*" or one origin; empty: those of this machine.
   size_t parallel = 1;       ///< Sequences that are generated at once.
   size_t most_queued = 128;  ///< Requests that wait for a slot; more are refused (429).
-  size_t most_connections = 512;
-  size_t most_body_bytes = size_t{8} << 20;    ///< Of one request.
-  size_t buffer_bytes = size_t{16} << 20;      ///< All requests and unsent answers together.
+  size_t most_connections = 256;
+  size_t most_body_bytes = size_t{4} << 20;    ///< Of one request.
+  size_t buffer_bytes = size_t{8} << 20;       ///< All requests and unsent answers together.
   size_t most_unsent_bytes = size_t{1} << 20;  ///< A client that leaves more unread is cut off.
   int keep_alive_s = 15;                       ///< A stream that is silent so long gets an empty event.
   int read_timeout_s = 60;                     ///< For a whole head, and again for a whole body.

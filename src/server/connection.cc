@@ -180,10 +180,9 @@ void Connection::discard() {
   socket_.async_read_some(buffer_.prepare(kReadBytes),
                           [self = shared_from_this()](error_code error, size_t count) {
                             self->watching_ = false;
-                            self->reserved_bytes_ += count;
-                            self->state_.used_bytes += count;
+                            self->discarded_bytes_ += count;
                             if (self->closed_) return;
-                            if (error || self->reserved_bytes_ > kMostDiscardBytes) return self->close();
+                            if (error || self->discarded_bytes_ > kMostDiscardBytes) return self->close();
                             self->discard();
                           });
 }

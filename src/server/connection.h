@@ -90,7 +90,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string pending_;  ///< To be sent after...
   std::string sending_;  ///< ...what is being sent.
   std::string keep_alive_event_;
-  size_t reserved_bytes_ = 0;
+  size_t reserved_bytes_ = 0;   ///< For the request's body.
+  size_t discarded_bytes_ = 0;  ///< While lingering.
   uint64_t wait_count_ = 0;
   Wait waiting_for_ = Wait::kNothing;
   unsigned version_ = 11;

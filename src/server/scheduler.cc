@@ -133,7 +133,8 @@ void Scheduler::run(const std::atomic<bool>& stop, const std::function<void()>& 
       }
     }
   }
-  while (!idle()) (void)one_round(true);
+  while (one_round(true) || !idle()) {
+  }
   publish(true);
 }
 
@@ -297,14 +298,29 @@ bool Scheduler::evaluate_prompt() {
     fail_task(*slot, status);
     return true;
   }
+  guarded(*slot, [&] { prompt_evaluated(*slot, last, hidden.values()); });
+  return true;
+}
+
+// Runs what tells the sink; its failure (of memory, most likely) is that request's alone.
+void Scheduler::guarded(Slot& slot, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    if (slot.task != nullptr)
+      fail_task(slot, Status(Code::kInternal, std::string("the answer could not be made: ") + error.what()));
+  }
+}
+
+void Scheduler::prompt_evaluated(Slot& slot, bool last, std::span<const float> hidden) {
+  Task& task = *slot.task;
   task.request->sink().progress(task.choice, {.total = task.facts.prompt_tokens,
                                               .cached = task.facts.cached_tokens,
-                                              .done = slot->held.size(),
+                                              .done = slot.held.size(),
                                               .ms = task.facts.prompt_ms});
-  if (!last) return true;
-  if (wants_hidden) task.request->sink().hidden(task.choice, hidden.values());
-  prompt_done(*slot);
-  return true;
+  if (!last) return;
+  if (task.request->generation->only_hidden) task.request->sink().hidden(task.choice, hidden);
+  prompt_done(slot);
 }
 
 void Scheduler::prompt_done(Slot& slot) {
@@ -354,7 +370,7 @@ bool Scheduler::decode() {
     if (slot.task->request->failed) {
       release(slot);
     } else if (status.ok()) {
-      next_token(slot);
+      guarded(slot, [&] { next_token(slot); });
     } else {
       fail_task(slot, status);
     }

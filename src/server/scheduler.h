@@ -82,6 +82,8 @@ class Scheduler {
   Slot* choose_slot(const Task& task);
   void take_prefix(Slot& slot, Task& task);
   Status make_sampler(Task& task);
+  void guarded(Slot& slot, const std::function<void()>& body);
+  void prompt_evaluated(Slot& slot, bool last, std::span<const float> hidden);
   void prompt_done(Slot& slot);
   bool forget_idle();
   void next_token(Slot& slot);

@@ -38,13 +38,12 @@ class HeldMemory {
   size_t bytes_;
 };
 
-// Of a slot: sampler and logits of a large vocabulary. Of a connection: its two buffers.
+// Of a slot: sampler and logits of a large vocabulary. Of a connection: a head and what is about to be sent.
 constexpr size_t kSlotBytes = size_t{3} << 20;
 constexpr size_t kConnectionBytes = 16 * 1024;
 
 size_t bytes_needed(const ServerOptions& options) {
-  return options.buffer_bytes + options.parallel * kSlotBytes +
-         options.most_connections * kConnectionBytes / 8;
+  return options.buffer_bytes + options.parallel * kSlotBytes + options.most_connections * kConnectionBytes;
 }
 
 std::string file_stem(const std::string& path) {
