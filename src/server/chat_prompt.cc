@@ -47,7 +47,13 @@ Status check_calls(const std::string& where, const Json& calls) {
 
 Status normalise_message(const std::string& where, Json& message) {
   if (!message.is_object()) return invalid(where + ": must be an object");
-  for (auto at = message.begin(); at != message.end();) at = at->is_null() ? message.erase(at) : at + 1;
+  for (auto at = message.begin(); at != message.end();) {
+    if (at->is_null()) {
+      at = message.erase(at);
+    } else {
+      ++at;
+    }
+  }
   if (!message.contains("role") || !message["role"].is_string()) return invalid(where + ": has no role");
   const auto role = message["role"].get<std::string>();
   if (role == "developer") message["role"] = "system";

@@ -4,6 +4,7 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
+#include <cstdio>
 
 namespace ganglion::server {
 
@@ -90,44 +91,44 @@ void Connection::head_read(const error_code& error) {
   const std::optional<ApiError> refusal = state_.handler.check(head_);
   if (refusal) return refuse(*refusal);
   if (parser_->is_done()) return handle();
-  if (!reserve_body()) return;
+  if (!admit_body()) return;
   if (boost::beast::iequals(message[http::field::expect], "100-continue")) {
     append("HTTP/1.1 100 Continue\r\n\r\n");
   }
+  parser_->eager(true);
+  wait(Wait::kClient, state_.options.read_timeout_s);
   read_body();
 }
 
-// Bodies count before they arrive; false: refused.
-bool Connection::reserve_body() {
+// Refuses a body that says it is too long before it comes.
+bool Connection::admit_body() {
   const auto length = parser_->content_length();
   const size_t limit = state_.options.most_body_bytes;
-  if (length && *length > limit) {
-    refuse(parse_error(http::make_error_code(http::error::body_limit), limit));
-    return false;
-  }
-  const size_t bytes = length ? static_cast<size_t>(*length) : limit;
-  if (state_.used_bytes + bytes > state_.options.buffer_bytes) {
-    refuse(api_error(Status(Code::kResources, "too many large requests at once - try again later")));
-    return false;
-  }
-  state_.used_bytes += bytes;
-  reserved_bytes_ = bytes;
-  return true;
+  if (!length || *length <= limit) return true;
+  refuse(parse_error(http::make_error_code(http::error::body_limit), limit));
+  return false;
 }
 
 void Connection::read_body() {
   reading_ = true;
-  wait(Wait::kClient, state_.options.read_timeout_s);
-  http::async_read(socket_, buffer_, *parser_,
-                   [self = shared_from_this()](error_code error, size_t) { self->body_read(error); });
+  http::async_read_some(socket_, buffer_, *parser_,
+                        [self = shared_from_this()](error_code error, size_t) { self->body_read(error); });
 }
 
+// Counts what has come; a body that only announces itself takes nothing from others.
 void Connection::body_read(const error_code& error) {
   reading_ = false;
   if (closed_) return;
   if (error && !is_parse_error(error)) return close();
   if (error) return refuse(parse_error(error, state_.options.most_body_bytes));
-  handle();
+  const size_t size = parser_->get().body().size();
+  state_.used_bytes += size - reserved_bytes_;
+  reserved_bytes_ = size;
+  if (state_.used_bytes > state_.options.buffer_bytes) {
+    return refuse(api_error(Status(Code::kResources, "too many large requests at once - try again later")));
+  }
+  if (parser_->is_done()) return handle();
+  read_body();
 }
 
 void Connection::handle() {
@@ -328,6 +329,8 @@ void Connection::close() {
   if (closed_) return;
   closed_ = true;
   wait(Wait::kNothing, 0);
+  state_.used_bytes -= pending_.size();
+  pending_.clear();
   error_code ignored;
   socket_.close(ignored);
 }

@@ -63,7 +63,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void head_read(const boost::system::error_code& error);
   void read_body();
   void body_read(const boost::system::error_code& error);
-  bool reserve_body();
+  bool admit_body();
   void handle();
   void refuse(const ApiError& error);
   void answer_preflight();

@@ -1,10 +1,10 @@
 #include "server/http_server.h"
 
-#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
 #include <thread>
+#include <vector>
 
 #include "server/connection.h"
 

@@ -28,7 +28,7 @@ struct Scheduler::Task {
   std::unique_ptr<TokenFilter> filter;
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<TextStream> stream;
-  StopText stop{{}};
+  StopText stop{std::vector<std::string>()};
   ChoiceFacts facts;
   bool decoding = false;
   int32_t pending = -1;  ///< Chosen, not evaluated yet.
