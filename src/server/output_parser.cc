@@ -65,7 +65,8 @@ class MarkParser final : public OutputParser {
     if (state_ == State::kCall && !call_.started()) emit(OutputDelta::Kind::kContent, mark_ + call_.text());
     if (state_ == State::kName) emit(OutputDelta::Kind::kContent, mark_ + in_);
     if (state_ == State::kStart || state_ == State::kText) {
-      emit(OutputDelta::Kind::kContent, after_calls_ ? "" : space_ + in_);
+      const bool blank = state_ == State::kStart && (after_calls_ || reasoned_);
+      emit(OutputDelta::Kind::kContent, blank ? "" : space_ + in_);
     }
     if (state_ == State::kReasoning) emit(OutputDelta::Kind::kReasoning, in_);
     in_.clear();
@@ -170,11 +171,9 @@ class MarkParser final : public OutputParser {
 
   // Bytes at the end of in_: what may become a mark, and the white space before it.
   size_t trailing_space_and(size_t partial) const {
-    const size_t end = in_.find_last_not_of(kSpace, in_.size() - partial == 0 ? 0 : in_.size() - partial - 1);
-    if (in_.size() == partial) return partial;
-    return end == std::string::npos || (end == 0 && kSpace.find(in_[0]) != kSpace.npos)
-               ? in_.size()
-               : in_.size() - end - 1;
+    const size_t body = in_.size() - partial;
+    const size_t end = body == 0 ? std::string::npos : in_.find_last_not_of(kSpace, body - 1);
+    return end == std::string::npos ? in_.size() : in_.size() - end - 1;
   }
 
   bool step_text(bool final) {
@@ -217,7 +216,8 @@ class MarkParser final : public OutputParser {
       state_ = State::kCall;
       return true;
     }
-    if (in_[0] == '[' && !in_list_ && !may_become(kMistralArguments, final)) {
+    if (in_[0] == '[' && !in_list_) {
+      if (format_.tools == ToolFormat::kMistral && may_become(kMistralArguments, final)) return false;
       in_list_ = true;
       mark_ += '[';
       in_.erase(0, 1);
