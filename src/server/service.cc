@@ -43,7 +43,9 @@ constexpr std::array kRoutes = {
 const Route* find_route(const std::string& path) {
   const auto* found =
       std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Route& route) { return route.path == path; });
-  return found == kRoutes.end() ? nullptr : found;
+  if (found != kRoutes.end()) return found;
+  static constexpr Route kOneModel{"/v1/models/", nullptr};
+  return path.rfind(kOneModel.path, 0) == 0 ? &kOneModel : nullptr;
 }
 
 ApiError refusal(int http, const char* type, std::string message) {
@@ -185,6 +187,12 @@ void Service::answer_status(const HttpRequest& request, Reply& reply) {
   if (path == "/health" || path == "/v1/health") return reply.respond_json(200, {{"status", "ok"}});
   const ServedModel& model = *model_;
   if (path == "/models" || path == "/v1/models") return reply.respond_json(200, models_json(model));
+  if (path.rfind("/v1/models/", 0) == 0) {
+    if (path.substr(path.rfind('/') + 1) == model.name)
+      return reply.respond_json(200, models_json(model)["data"][0]);
+    const ApiError error = api_error(Status(Code::kNotFound, "there is no model '" + path.substr(11) + "'"));
+    return reply.respond_json(error.http, openai_error(error));
+  }
   const EngineView view = scheduler_.load()->view();
   if (path == "/props") return reply.respond_json(200, props_json(model, view));
   if (path == "/slots") return reply.respond_json(200, slots_json(model, view));

@@ -162,6 +162,8 @@ class ServerAnswers(Served):
         model = self.server.get("/v1/models").json()["data"][0]
         self.assertEqual(model["id"], "tiny")
         self.assertEqual(model["meta"]["n_vocab"], 320)
+        self.assertEqual(self.server.get("/v1/models/tiny").json()["id"], "tiny")
+        self.assertEqual(self.server.get("/v1/models/other").status, 404)
         props = self.server.get("/props").json()
         self.assertEqual(props["total_slots"], 2)
         self.assertGreater(props["plan"]["budget_bytes"], 0)
