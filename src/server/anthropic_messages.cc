@@ -1,4 +1,6 @@
 // POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface.
+#include <utility>
+
 #include "server/chat_prompt.h"
 #include "server/endpoint.h"
 #include "server/tool_choice.h"

@@ -1,6 +1,7 @@
 #include "server/call_scanner.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace ganglion::server {
 

@@ -1,4 +1,6 @@
 // POST /v1/completions and llama-server's own /completion.
+#include <utility>
+
 #include "server/endpoint.h"
 #include "server/prompts.h"
 #include "server/sampling_fields.h"

@@ -4,6 +4,7 @@
 #include <boost/asio/write.hpp>
 #include <chrono>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/connection.h"

@@ -1,4 +1,6 @@
 // POST /v1/chat/completions.
+#include <utility>
+
 #include "server/endpoint.h"
 #include "server/sampling_fields.h"
 #include "server/tool_choice.h"

@@ -1,4 +1,6 @@
 // POST /v1/responses: OpenAI's newer interface, without state: the client sends the whole conversation.
+#include <utility>
+
 #include "server/endpoint.h"
 #include "server/sampling_fields.h"
 #include "server/tool_choice.h"

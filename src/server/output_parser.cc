@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "server/call_scanner.h"
 #include "server/harmony_parser.h"

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <utility>
 
 #include "ganglion/inspect.h"
 #include "server/service.h"

@@ -1,6 +1,7 @@
 #include "server/stop_text.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ganglion::server {
 
