@@ -1,5 +1,6 @@
 #include "server/gbnf.h"
 
+#include <algorithm>
 #include <cctype>
 #include <map>
 

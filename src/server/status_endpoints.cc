@@ -1,4 +1,6 @@
 // What the server tells about itself.
+#include <cstdio>
+
 #include "ganglion/version.h"
 #include "server/service.h"
 
