@@ -315,7 +315,7 @@ class ServerErrors(Served):
 
 
 class ServerNetwork(Served):
-    ARGS = ("--parallel", "2")
+    ARGS = ("--parallel", "2", "-c", "8192")
 
     def test_malformed_http_is_answered_or_closed(self):
         for data in (b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x00\x01\x02\r\n\r\n", b"\x16\x03\x01\x02\x00\x01",
@@ -438,7 +438,7 @@ class ServerSlots(unittest.TestCase):
                              short)
 
     def test_the_queue_has_a_bound(self):
-        with Server("--parallel", "1", "--queue", "1") as server:
+        with Server("--parallel", "1", "--queue", "1", "-c", "8192") as server:
             body = {"prompt": "the cat", "max_tokens": 3000, "ignore_eos": True}
             answers = []
             threads = [threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
@@ -452,7 +452,7 @@ class ServerSlots(unittest.TestCase):
             self.assertEqual(refused.headers["Retry-After"], "1")
 
     def test_cancelling_a_queued_request_leaves_the_running_one(self):
-        with Server("--parallel", "1") as server:
+        with Server("--parallel", "1", "-c", "8192") as server:
             result = []
             body = {"prompt": "the cat", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
             running = threading.Thread(target=lambda: result.append(server.post("/v1/completions", body)))
@@ -478,7 +478,7 @@ class ServerSlots(unittest.TestCase):
             self.assertEqual(server.get("/metrics").status, 401)
 
     def test_sigterm_ends_streams_with_a_reason(self):
-        server = Server("--grace", "0")
+        server = Server("--grace", "0", "-c", "8192")
         body = {"prompt": "the cat", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}
         answers = []
         client = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
@@ -490,7 +490,7 @@ class ServerSlots(unittest.TestCase):
         self.assertTrue(last == "[DONE]" or "stopping" in last["error"]["message"], last)
 
     def test_sigterm_lets_short_answers_finish(self):
-        server = Server("--grace", "60")
+        server = Server("--grace", "60", "-c", "8192")
         answers = []
         client = threading.Thread(target=lambda: answers.append(server.complete(max_tokens=300, ignore_eos=True)))
         client.start()
@@ -511,7 +511,7 @@ class ServerSlots(unittest.TestCase):
     def test_a_disk_error_ends_one_answer_and_the_server_lives(self):
         with tempfile.TemporaryDirectory() as folder:
             switch = os.path.join(folder, "broken")
-            with Server("--mem", "min", "--no-io-uring", env={"LD_PRELOAD": PRELOAD, "GANGLION_FAULT": f"eio-if:{switch}"}) as server:
+            with Server("--mem", "min", "--no-io-uring", "-c", "8192", env={"LD_PRELOAD": PRELOAD, "GANGLION_FAULT": f"eio-if:{switch}"}) as server:
                 expected = server.complete().json()["choices"][0]["text"]
                 answers = []
                 body = {"prompt": "the cat", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}

@@ -95,7 +95,7 @@ ASK = "document.querySelector('#text').value = {}; document.querySelector('#ask'
 @unittest.skipIf(CHROMIUM is None, "SKIPPED: no Chromium here (Debian: chromium-headless-shell)")
 class WebUi(unittest.TestCase):
     def setUp(self):
-        self.server = Server("--parallel", "2", "--alias", "tiny")
+        self.server = Server("--parallel", "2", "--alias", "tiny", "-c", "8192")
         self.folder = tempfile.mkdtemp(prefix="ganglion-chromium-")
         self.browser = Browser(self.folder)
         self.browser.open(f"http://127.0.0.1:{self.server.port}/")
