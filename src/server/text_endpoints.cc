@@ -7,6 +7,7 @@
 #include "server/chat_prompt.h"
 #include "server/endpoint.h"
 #include "server/prompts.h"
+#include "server/sampling_fields.h"
 
 namespace ganglion::server {
 
