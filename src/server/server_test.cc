@@ -13,10 +13,10 @@ namespace ganglion::server {
 namespace {
 
 struct Parsed {
-  std::string content;
-  std::string reasoning;
-  std::vector<std::string> names;
-  std::vector<std::string> arguments;
+  std::string content = {};
+  std::string reasoning = {};
+  std::vector<std::string> names = {};
+  std::vector<std::string> arguments = {};
 };
 
 Parsed parse(const OutputFormat& format, const std::string& text, size_t piece) {
