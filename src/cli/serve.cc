@@ -1,6 +1,7 @@
 // serve: answers HTTP clients until it is stopped.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "cli/command.h"
 #include "cli/sampling_flags.h"
@@ -48,12 +49,17 @@ int run_serve(ServeFlags& flags) {
   if (!status.ok()) return fail(status);
   const std::string host =
       flags.server.host.find(':') == std::string::npos ? flags.server.host : "[" + flags.server.host + "]";
-  std::fprintf(stderr, "listening on http://%s:%u\n", host.c_str(), server.value()->port());
   if (flags.server.host != "127.0.0.1" && flags.server.host != "localhost" && flags.server.api_key.empty())
     std::fprintf(stderr,
                  "note: anyone who can reach this address may use it - ask for a key with --api-key\n");
-  status = server.value()->run(engine, flags.sampling.options, interrupted(),
-                               [&] { follow_budget_signals(engine); });
+  bool told = false;
+  const auto between_passes = [&] {
+    // Not before requests are served.
+    if (!std::exchange(told, true))
+      std::fprintf(stderr, "listening on http://%s:%u\n", host.c_str(), server.value()->port());
+    follow_budget_signals(engine);
+  };
+  status = server.value()->run(engine, flags.sampling.options, interrupted(), between_passes);
   server.value().reset();
   return status.ok() ? 0 : fail(status);
 }

@@ -49,7 +49,10 @@ Json call_schema(const Json& tools, const std::string& name) {
                    {"required", {"name", "arguments"}},
                    {"additionalProperties", false}});
   }
-  return any.size() == 1 ? any[0] : Json{{"anyOf", any}};
+  Json schema = any.size() == 1 ? any[0] : Json{{"anyOf", any}};
+  // Without this a model may write white space for ever.
+  schema["x-guidance"] = {{"whitespace_flexible", false}};
+  return schema;
 }
 
 }  // namespace
@@ -90,6 +93,9 @@ Status read_grammar(const Json& request, const ServedModel& model, Generation* g
   } else {
     return invalid("response_format: type '" + type + "' is not text, json_object or json_schema");
   }
+  // As JSON allows, but not for ever.
+  if (schema.is_object() && !schema.contains("x-guidance"))
+    schema["x-guidance"] = {{"whitespace_pattern", "[ \\n\\r\\t]{1,20}"}};
   return set_grammar(model, GrammarKind::kJsonSchema, to_text(schema), generation)
       .with_context("response_format");
 }

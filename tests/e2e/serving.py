@@ -19,7 +19,7 @@ SANITIZED = os.environ.get("GANGLION_SANITIZED", "") != ""
 MODEL = os.path.join(FIXTURES, "models", "llama-q4_0.gguf")
 # Plain text, so that the tiny models' vocabulary holds all of it.
 TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
-            "call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endif %}\n{% endfor %}"
+            "call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
             "{% if add_generation_prompt %}assistant:{% endif %}")
 
 
@@ -52,6 +52,8 @@ class Server:
     def __init__(self, *args, model=MODEL, env=None, template=TEMPLATE, wait=True):
         self.dir = tempfile.TemporaryDirectory(prefix="ganglion-serve-")
         command = [PROGRAM, "serve", "-m", model, "--port", "0", *args]
+        if model.startswith(FIXTURES):
+            command += ["-t", "1"]  # Tiny models gain nothing from threads; on a busy machine they lose.
         if template is not None:
             path = os.path.join(self.dir.name, "template.jinja")
             with open(path, "w", encoding="utf-8") as file:
