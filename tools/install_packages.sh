@@ -2,9 +2,9 @@
 # Installs the Debian packages that a build needs and those named as arguments, if missing. Needs root or sudo for that.
 set -euo pipefail
 
-packages=(g++ cmake ninja-build libpcre2-dev liburing-dev nlohmann-json3-dev libcli11-dev libgtest-dev binutils python3
+packages=(g++ cmake ninja-build libpcre2-dev liburing-dev nlohmann-json3-dev libcli11-dev libgtest-dev libboost-dev libcurl4-openssl-dev binutils python3
           python3-pip curl ca-certificates "$@")
-# Chat templates are a small Rust library; any cargo since 1.77 will do.
+# Chat templates and grammars are a small Rust library; any cargo since 1.87 will do.
 command -v cargo >/dev/null || packages+=(cargo-web rustc-web)
 
 missing=()

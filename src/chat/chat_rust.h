@@ -1,9 +1,10 @@
-/* The C border to the Rust library in rust/: chat templates. Nothing unwinds across it; it prints nothing and
- * keeps no state. Used by chat_template.cc only. */
+/* The C border to the Rust library in rust/: chat templates and grammars. Nothing unwinds across it; it
+ * prints nothing and keeps no state of its own. Used by chat_template.cc and grammar.cc only. */
 #ifndef GANGLION_CHAT_CHAT_RUST_H_
 #define GANGLION_CHAT_CHAT_RUST_H_
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,6 +36,30 @@ int ganglion_chat_render(const char* source, size_t source_size, const char* req
                          const char* now, size_t now_size, struct ganglion_chat_text* out);
 
 void ganglion_chat_free(struct ganglion_chat_text text);
+
+struct ganglion_vocabulary;
+struct ganglion_grammar;
+
+/* All of these return a ganglion_chat_status and always fill `message` (empty when ok). */
+
+/* `data` holds the tokens' bytes one after the other, token i ending at ends[i]; special[i] marks control
+ * tokens; `eos` are those that end a text. The result is thread-safe. */
+int ganglion_vocabulary_new(const char* data, const uint64_t* ends, const uint8_t* special, size_t count,
+                            const uint32_t* eos, size_t eos_count, struct ganglion_vocabulary** out,
+                            struct ganglion_chat_text* message);
+void ganglion_vocabulary_free(struct ganglion_vocabulary* vocabulary);
+
+/* `kind`: 0 JSON schema, 1 Lark, 2 regular expression. Must not outlive the vocabulary; one thread at a time.
+ */
+int ganglion_grammar_new(const struct ganglion_vocabulary* vocabulary, int kind, const char* text,
+                         size_t text_size, struct ganglion_grammar** out, struct ganglion_chat_text* message);
+/* Fills `words` with a bit per token, set where it may come next. */
+int ganglion_grammar_mask(struct ganglion_grammar* grammar, uint32_t* words, size_t word_count,
+                          struct ganglion_chat_text* message);
+int ganglion_grammar_accept(struct ganglion_grammar* grammar, uint32_t token,
+                            struct ganglion_chat_text* message);
+int ganglion_grammar_reset(struct ganglion_grammar* grammar, struct ganglion_chat_text* message);
+void ganglion_grammar_free(struct ganglion_grammar* grammar);
 
 #ifdef __cplusplus
 }

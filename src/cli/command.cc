@@ -83,6 +83,9 @@ void add_header_flags(CLI::App& app, EngineOptions* engine, std::vector<std::str
 
 void ModelFlags::add_to(CLI::App& app) {
   add_header_flags(app, &engine, &overrides);
+  app.get_option("--model")->required(false);
+  app.add_option("--hf-repo", hf_repo, "Model to download and use, instead of -m (also -hf)")
+      ->type_name("USER/REPO[:QUANT]");
   app.add_option("--mem", engine.memory, "Memory for everything: 64M, 4G, 75%, auto or min")
       ->capture_default_str()
       ->type_name("SIZE|auto|min");
@@ -115,7 +118,6 @@ void ModelFlags::add_to(CLI::App& app) {
         ->group("");
   };
   refuse("--n-gpu-layers", "there is no accelerator backend yet");
-  refuse("--hf-repo", "models are not fetched yet: give a file with -m");
   // Habits from other tools, where ours is the only behaviour.
   app.add_flag_callback(
          "--mmap,--no-mmap,--direct-io,--no-warmup", [] {}, "Accepted; weights are never mapped")
@@ -135,6 +137,24 @@ Result<Overrides> parse_overrides(const std::vector<std::string>& texts) {
 }
 
 Status ModelFlags::finish() {
+  if (engine.model_path.empty() && hf_repo.empty())
+    return Status(Code::kInvalidArgument, "no model: give a file with -m, or a model to download with -hf");
+  if (engine.model_path.empty()) {
+    PullOptions options;
+    options.source = hf_repo;
+    options.folder = models_folder();
+    take_hub_environment(&options);
+    install_signal_handlers();
+    Result<PullReport> report = pull_with_progress(options);
+    // Without the network, what was fetched before will do.
+    options.offline = report.status().code() == Code::kIo;
+    if (options.offline) {
+      const Result<PullReport> local = pull_model(options, nullptr, nullptr);
+      if (local.ok()) report = local;
+    }
+    if (!report.ok()) return report.status();
+    engine.model_path = report.value().path;
+  }
   Result<Overrides> pairs = parse_overrides(overrides);
   if (!pairs.ok()) return pairs.status();
   engine.overrides = pairs.take();

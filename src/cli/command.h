@@ -10,6 +10,7 @@
 
 #include "ganglion/doctor.h"
 #include "ganglion/engine.h"
+#include "ganglion/pull.h"
 
 namespace ganglion::cli {
 
@@ -17,10 +18,12 @@ namespace ganglion::cli {
 struct ModelFlags {
   EngineOptions engine;
   std::vector<std::string> overrides;
+  std::string hf_repo;  ///< A model to download, if `engine.model_path` is empty.
   bool quiet = false;
 
   void add_to(CLI::App& app);
-  /// The overrides as pairs. Errors: kInvalidArgument.
+  /// Fetches a model that is named by its repository; the overrides as pairs. Errors: kInvalidArgument, those
+  /// of pull_model.
   Status finish();
 };
 
@@ -70,6 +73,7 @@ std::string bytes_text(double bytes);
 /// "-m M" commands: registered on the app, run after parsing.
 using CommandBody = std::function<int()>;
 void register_run(CLI::App& app, CommandBody* body);
+void register_serve(CLI::App& app, CommandBody* body);
 void register_bench(CLI::App& app, CommandBody* body);
 void register_perplexity(CLI::App& app, CommandBody* body);
 void register_plan(CLI::App& app, CommandBody* body);
@@ -83,5 +87,13 @@ void register_detokenize(CLI::App& app, CommandBody* body);
 void register_template(CLI::App& app, CommandBody* body);
 void register_logits(CLI::App& app, CommandBody* body);
 void register_doctor(CLI::App& app, CommandBody* body);
+void register_pull(CLI::App& app, CommandBody* body);
+void register_list(CLI::App& app, CommandBody* body);
+
+/// $GANGLION_MODELS, or ganglion/models in the user's data folder.
+std::string models_folder();
+/// HF_ENDPOINT and HF_TOKEN.
+void take_hub_environment(PullOptions* options);
+Result<PullReport> pull_with_progress(const PullOptions& options);
 
 }  // namespace ganglion::cli

@@ -64,9 +64,10 @@ std::string value_cases(const CLI::App& command) {
 
 const std::map<std::string, std::string>& single_dash_aliases() {
   static const std::map<std::string, std::string> kAliases = {
-      {"-md", "--model-draft"},   {"-st", "--single-turn"}, {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"},
-      {"-ctk", "--kv-type"},      {"-ctv", "--kv-type"},    {"-ub", "--chunk"},          {"-mem", "--mem"},
-      {"-ngl", "--n-gpu-layers"}, {"-hf", "--hf-repo"},
+      {"-md", "--model-draft"},    {"-np", "--parallel"}, {"-st", "--single-turn"},
+      {"-sys", "--system-prompt"}, {"-no-cnv", "--raw"},  {"-ctk", "--kv-type"},
+      {"-ctv", "--kv-type"},       {"-ub", "--chunk"},    {"-mem", "--mem"},
+      {"-ngl", "--n-gpu-layers"},  {"-hf", "--hf-repo"},
   };
   return kAliases;
 }

@@ -33,9 +33,10 @@ int main_with(int argc, char** argv) {
       "'ganglion COMMAND --help' explains a command. Exit codes: 0 ok, 1 runtime error, 2 usage, 3 model "
       "file, 4 resources, 130 interrupted.");
   CommandBody body;
-  for (auto* add : {register_run, register_bench, register_perplexity, register_plan, register_calibrate,
-                    register_pack, register_convert, register_doctor, register_inspect, register_verify,
-                    register_tokenize, register_detokenize, register_template, register_logits}) {
+  for (auto* add : {register_run, register_serve, register_bench, register_perplexity, register_plan,
+                    register_calibrate, register_pack, register_convert, register_doctor, register_inspect,
+                    register_verify, register_tokenize, register_detokenize, register_template,
+                    register_logits, register_pull, register_list}) {
     add(app, &body);
   }
   try {

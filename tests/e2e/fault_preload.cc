@@ -3,6 +3,7 @@
 //   short        every pread returns at most 1,000 bytes (buffered) or one 4 KiB unit (direct)
 //   eio:N        the Nth large pread and all after it fail with EIO
 //   eio-once:N   only the Nth fails
+//   eio-if:PATH  large preads fail with EIO while a file of that name exists
 //   einval       direct preads fail with EINVAL (a file system that refuses them at read time)
 //   delay:US     each pread takes US microseconds longer
 #include <dlfcn.h>
@@ -35,6 +36,11 @@ ssize_t faulty_pread(PreadFn real, int fd, void* out, size_t count, off_t offset
     return -1;
   }
   if (std::strncmp(fault, "delay", 5) == 0) ::usleep(static_cast<useconds_t>(number));
+  if (std::strncmp(fault, "eio-if", 6) == 0) {
+    if (::access(colon + 1, F_OK) != 0) return real(fd, out, count, offset);
+    errno = EIO;
+    return -1;
+  }
   const long nth = ++g_count;
   const bool once = std::strncmp(fault, "eio-once", 8) == 0;
   if (std::strncmp(fault, "eio", 3) == 0 && (once ? nth == number : nth >= number)) {

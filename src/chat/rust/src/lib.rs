@@ -1,7 +1,8 @@
-//! Chat templates for Ganglion behind a C border, see `../../chat_rust.h`. Nothing here prints, keeps state or lets
+//! Chat templates and grammars for Ganglion behind a C border, see `../../chat_rust.h`. Nothing here prints, keeps state or lets
 //! a panic out.
 
 mod builtins;
+mod grammar;
 mod python;
 mod render;
 mod request;
@@ -64,6 +65,15 @@ fn silence_panics() {
     ONCE.call_once(|| std::panic::set_hook(Box::new(|_| {})));
 }
 
+/// # Safety
+/// `data` must be valid for `size` bytes.
+unsafe fn bytes<'a>(data: *const u8, size: usize) -> &'a [u8] {
+    match size {
+        0 => &[][..],
+        _ => std::slice::from_raw_parts(data, size),
+    }
+}
+
 fn render_on_own_thread(source: &[u8], request: &[u8], now: &[u8]) -> Result<String, Failure> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -86,10 +96,6 @@ pub unsafe extern "C" fn ganglion_chat_render(
     now_size: usize,
     out: *mut Text,
 ) -> i32 {
-    let bytes = |data: *const u8, size: usize| match size {
-        0 => &[][..],
-        _ => std::slice::from_raw_parts(data, size),
-    };
     let (source, request, now) =
         (bytes(source, source_size), bytes(request, request_size), bytes(now, now_size));
     let result = catch_unwind(AssertUnwindSafe(|| {
