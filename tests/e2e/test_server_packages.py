@@ -111,23 +111,24 @@ print("fine")
 
 ANTHROPIC = '''
 import anthropic, sys
+GREEDY = {"temperature": 0}  # Not every version of the package has the parameter.
 client = anthropic.Anthropic(base_url=sys.argv[1], api_key="secret", max_retries=0)
 ask = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-message = client.messages.create(model="m", max_tokens=40, temperature=0, messages=ask)
+message = client.messages.create(model="m", max_tokens=40, extra_body=GREEDY, messages=ask)
 assert "Paris" in message.content[0].text and message.stop_reason == "end_turn", message
 count = client.messages.count_tokens(model="m", messages=ask).input_tokens
 assert message.usage.input_tokens + message.usage.cache_read_input_tokens == count
-with client.messages.stream(model="m", max_tokens=40, temperature=0, messages=ask) as stream:
+with client.messages.stream(model="m", max_tokens=40, extra_body=GREEDY, messages=ask) as stream:
     text = "".join(stream.text_stream)
     final = stream.get_final_message()
 assert text == message.content[0].text and final.usage.output_tokens == message.usage.output_tokens
-stopped = client.messages.create(model="m", max_tokens=40, temperature=0, messages=ask, stop_sequences=["Paris"])
+stopped = client.messages.create(model="m", max_tokens=40, extra_body=GREEDY, messages=ask, stop_sequences=["Paris"])
 assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == "Paris"
 tools = [{"name": "get_weather", "description": "Weather", "input_schema": {
     "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}]
-used = client.messages.create(model="m", max_tokens=100, temperature=0, messages=ask, tools=tools, tool_choice={"type": "any"})
+used = client.messages.create(model="m", max_tokens=100, extra_body=GREEDY, messages=ask, tools=tools, tool_choice={"type": "any"})
 assert used.stop_reason == "tool_use" and "city" in used.content[-1].input, used
-with client.messages.stream(model="m", max_tokens=100, temperature=0, messages=ask, tools=tools,
+with client.messages.stream(model="m", max_tokens=100, extra_body=GREEDY, messages=ask, tools=tools,
                             tool_choice={"type": "any"}) as stream:
     streamed = stream.get_final_message()
 assert streamed.content[-1].input == used.content[-1].input
