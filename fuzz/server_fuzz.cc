@@ -1,5 +1,5 @@
-// What the server reads from clients and models before any of it is trusted: JSON, grammars, output of models in
-// each family's format. The same output must be parsed alike however it is cut.
+// What the server reads from clients and models before any of it is trusted: JSON, grammars, output of models
+// in each family's format. The same output must be parsed alike however it is cut.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
