@@ -102,7 +102,9 @@ class Part {
     curl_ = curl.get();
     started_ = false;
     status_ = base::ok_status();
-    curl_easy_setopt(curl_, CURLOPT_RESUME_FROM_LARGE, static_cast<curl_off_t>(size_));
+    // A range, since "resume" would refuse a server that sends all of it again.
+    const std::string range = std::to_string(size_) + "-";
+    if (size_ > 0) curl_easy_setopt(curl_, CURLOPT_RANGE, range.c_str());
     curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &Part::on_data);
     curl_easy_setopt(curl_, CURLOPT_WRITEDATA, this);
     curl_easy_setopt(curl_, CURLOPT_NOPROGRESS, 0L);

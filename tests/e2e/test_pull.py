@@ -45,7 +45,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                         "lfs": {"oid": hashlib.sha256(b"x" if hub.lies else data).hexdigest()}}
                        for path, data in hub.files.items()]
             return self.reply(200, json.dumps(listing).encode())
-        data = hub.files.get(self.path.removeprefix("/user/repo/resolve/main/"))
+        data = hub.files.get(self.path.split("?")[0].removeprefix("/user/repo/resolve/main/"))
         if data is None:
             return self.reply(404, b"")
         begin = 0
@@ -53,13 +53,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             begin = int(self.headers["Range"].removeprefix("bytes=").split("-")[0])
             if begin >= len(data):
                 return self.reply(416, b"")
-        return self.reply(206 if begin else 200, data[begin:])
+        return self.reply(206 if begin else 200, data[begin:], f"bytes {begin}-{len(data) - 1}/{len(data)}")
 
-    def reply(self, status, data):
+    def reply(self, status, data, part=""):
         self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", part)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        cut, self.server.cut_after = self.server.cut_after if len(data) > 10000 else None, None
+        cut = None
+        if len(data) > 10000:
+            cut, self.server.cut_after = self.server.cut_after, None
         self.wfile.write(data[:cut])
         if cut is not None:
             self.close_connection = True

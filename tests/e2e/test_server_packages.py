@@ -90,9 +90,9 @@ with client.chat.completions.stream(model="m", messages=ask, tools=tools, tool_c
 assert final.choices[0].message.tool_calls[0].function.arguments == made.function.arguments
 turn = ask + [call.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": made.id, "content": "sunny"}]
 assert client.chat.completions.create(model="m", messages=turn, tools=tools, max_tokens=20).choices
-response = client.responses.create(model="m", input="What is the capital of France?", max_output_tokens=40, temperature=0)
+response = client.responses.create(model="m", input=ask[0]["content"], max_output_tokens=40, temperature=0)
 assert "Paris" in response.output_text, response
-pieces = [e.delta for e in client.responses.create(model="m", input="What is the capital of France?", max_output_tokens=40,
+pieces = [e.delta for e in client.responses.create(model="m", input=ask[0]["content"], max_output_tokens=40,
                                                    temperature=0, stream=True) if e.type == "response.output_text.delta"]
 assert "".join(pieces) == response.output_text
 for wrong, kind in ((dict(temperature="hot"), openai.BadRequestError), (dict(max_tokens=-7), openai.BadRequestError)):
