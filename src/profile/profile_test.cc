@@ -41,5 +41,30 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
   }
 }
 
+TEST(Predict, GeneratedTokensOfAPackCostWhatTheyTouchAndTheReadsOfNeurons) {
+  MachineRates rates;
+  rates.threads = 2;
+  rates.memory_bytes_per_s = 1e10;
+  rates.disk_bytes_per_s = 2e9;
+  rates.random_reads_per_s = 50'000;
+  rates.cpu_s_per_read = 1e-5;
+  rates.multiply_adds_per_s = 1e11;
+  PlanSummary plan;
+  plan.chunk = 64;
+  plan.resident_weight_bytes = 1'000'000'000;
+  plan.streamed_bytes_per_token = 4'000'000'000;
+  plan.multiply_adds_per_token = 7'000'000'000;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 0.5, 1e-9);
+  // 0.1 s of memory and 2,000 reads of 10 us of two processors, beside 0.04 s of the disk.
+  plan.sparse_bytes_per_token = 1'000'000'000;
+  plan.neurons_read_per_token = 2000;
+  plan.neuron_read_bytes = 8192;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.11, 1e-6);
+  EXPECT_EQ(predict(plan, rates).decode_limit, "memory bandwidth");
+  plan.neurons_read_per_token = 20'000;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 2.5, 1e-6);
+  EXPECT_EQ(predict(plan, rates).decode_limit, "disk");
+}
+
 }  // namespace
 }  // namespace ganglion
