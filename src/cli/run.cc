@@ -134,14 +134,14 @@ int answer_once(const RunFlags& flags, const PlanSummary& plan, Conversation& co
 }
 
 int run_run(RunFlags& flags) {
+  const Status parsed = flags.model.finish();
+  if (!parsed.ok()) return fail(parsed);
   bool given = false;
   const Result<std::string> prompt = read_prompt(flags.prompt, flags.prompt_file, kMostPromptBytes, &given);
   if (!prompt.ok()) return fail(prompt.status());
   if (given && prompt.value().empty() && !flags.raw) {
     return fail(Status(Code::kInvalidArgument, "the prompt is empty"));
   }
-  const Status parsed = flags.model.finish();
-  if (!parsed.ok()) return fail(parsed);
   Drafting drafting;
   const Status prepared = drafting.prepare(flags.draft, &flags.model.engine);
   if (!prepared.ok()) return fail(prepared);

@@ -1,5 +1,6 @@
 // Planted models are as sparse as asked, loadable by the engine, and the same for a seed.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -27,7 +28,8 @@ class SynthesizeTest : public ::testing::Test {
  protected:
   SynthesizeTest() {
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / ("ganglion-" + std::string(info->name()));
+    folder_ =
+        fs::temp_directory_path() / ("ganglion-" + std::string(info->name()) + std::to_string(::getpid()));
     fs::create_directories(folder_);
   }
   ~SynthesizeTest() override { fs::remove_all(folder_); }
