@@ -16,7 +16,6 @@ using base::Status;
 
 namespace {
 
-constexpr size_t kPieceTokens = 256;
 // Enough text for a piece of any language; what is left over is not tokenized.
 constexpr size_t kBytesPerToken = 16;
 constexpr uint64_t kMostText = 256 * base::kMiB;
@@ -55,15 +54,16 @@ Result<std::vector<int32_t>> choose_tokens(const TokenSource& source) {
   GANGLION_ASSIGN_OR_RETURN(const std::unique_ptr<TextModel> model,
                             TextModel::open(source.model_path, source.overrides));
   std::vector<int32_t> tokens;
-  const size_t pieces = base::ceil_div(source.tokens, kPieceTokens);
+  const size_t pieces = base::ceil_div(source.tokens, source.piece);
   for (size_t i = 0; i < pieces; ++i) {
-    const size_t begin = piece_start(text, text.size() / pieces * i);
-    size_t end = i + 1 == pieces ? text.size() : piece_start(text, text.size() / pieces * (i + 1));
-    end = std::min(end, piece_start(text, begin + kPieceTokens * kBytesPerToken));
+    const size_t apart = text.size() / pieces;
+    const size_t begin = piece_start(text, apart * i + (source.between ? apart / 2 : 0));
+    size_t end = i + 1 == pieces ? text.size() : piece_start(text, apart * (i + 1));
+    end = std::min(end, piece_start(text, begin + source.piece * kBytesPerToken));
     if (begin >= end) continue;
     GANGLION_ASSIGN_OR_RETURN(const std::vector<int32_t> piece,
                               model->encode(text.substr(begin, end - begin), true, false));
-    const size_t count = std::min({piece.size(), kPieceTokens, source.tokens - tokens.size()});
+    const size_t count = std::min({piece.size(), source.piece, source.tokens - tokens.size()});
     tokens.insert(tokens.end(), piece.begin(), piece.begin() + static_cast<ptrdiff_t>(count));
   }
   if (tokens.empty())

@@ -1,6 +1,7 @@
 #include "calibration/pack_layer.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -31,8 +32,9 @@ struct Matrices {
 /// What the tensors of a layer collect over its experts.
 struct LayerData {
   std::vector<uint8_t> low, out;
-  std::vector<float> threshold, frequency;
+  std::vector<float> frequency;
   std::vector<int32_t> order;
+  LayerThresholds thresholds;
 };
 
 class LayerWriter {
@@ -47,7 +49,7 @@ class LayerWriter {
         frequency_(frequency) {}
 
   // Fits all experts first: predictors stand before bundles in the file.
-  Status fit(LayerData* data, PackLayerReport* report) {
+  Status fit(LayerData* data) {
     for (uint32_t e = 0; e < ffn_.experts; ++e) {
       Matrices m;
       GANGLION_RETURN_IF_ERROR(read_expert(e, &m));
@@ -66,7 +68,7 @@ class LayerWriter {
                                    .down_norm = down_norm_,
                                    .rank = layer_.rank,
                                    .recall = options_.recall});
-      collect(p, e, data, report);
+      collect(p, e, data);
     }
     return base::ok_status();
   }
@@ -153,7 +155,7 @@ class LayerWriter {
   }
 
   // Appends an expert's predictor in pack order.
-  void collect(const Predictor& p, uint32_t e, LayerData* data, PackLayerReport* report) const {
+  void collect(const Predictor& p, uint32_t e, LayerData* data) const {
     const std::span<const float> frequency = frequency_.subspan(size_t{e} * ffn_.neurons, ffn_.neurons);
     std::vector<int32_t> order(ffn_.neurons);
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
@@ -173,17 +175,10 @@ class LayerWriter {
     }
     for (const int32_t neuron : order) {
       const auto n = static_cast<size_t>(neuron);
-      data->threshold.push_back(p.threshold[n]);
       data->frequency.push_back(frequency[n]);
       data->order.push_back(neuron);
     }
-    const double weight = 1.0 / (e + 1);  // Running mean over the experts.
-    const auto mean = [weight](double* to, double value) { *to += (value - *to) * weight; };
-    mean(&report->active, p.report.active);
-    mean(&report->recall, p.report.recall);
-    mean(&report->mass_recall, p.report.mass_recall);
-    mean(&report->over_prediction, p.report.over_prediction);
-    mean(&report->top_30, p.report.top_30);
+    data->thresholds.add_expert(p, order);
   }
 
   const PackedLayer& layer_;
@@ -203,6 +198,43 @@ std::span<const uint8_t> bytes_of(const std::vector<T>& values) {
 }
 
 }  // namespace
+
+void LayerThresholds::add_expert(const Predictor& predictor, std::span<const int32_t> order) {
+  for (const int32_t neuron : order) {
+    sigma_.push_back(predictor.sigma[static_cast<size_t>(neuron)]);
+    value_.push_back(predictor.value[static_cast<size_t>(neuron)]);
+  }
+  experts_.emplace_back();
+  Predictor& kept = experts_.back();
+  std::copy(std::begin(predictor.levels), std::end(predictor.levels), kept.levels);
+  kept.active = predictor.active;
+  kept.top_30 = predictor.top_30;
+}
+
+std::vector<float> LayerThresholds::at(size_t level, float gate_threshold) const {
+  std::vector<float> thresholds(sigma_.size(), -FLT_MAX);
+  if (level >= kRecallLevels) return thresholds;
+  const size_t neurons = sigma_.size() / experts_.size();
+  for (size_t i = 0; i < thresholds.size(); ++i)
+    thresholds[i] =
+        threshold_for(sigma_[i], value_[i], experts_[i / neurons].levels[level].worth, gate_threshold);
+  return thresholds;
+}
+
+PackLayerReport LayerThresholds::report(size_t level) const {
+  PackLayerReport mean;
+  const double n = static_cast<double>(experts_.size());
+  for (const Predictor& p : experts_) {
+    Predictor::Level found = {.over_prediction = 1 / std::max(p.active, 1e-9)};  // Everything.
+    if (level < kRecallLevels) found = p.levels[level];
+    mean.active += p.active / n;
+    mean.recall += found.recall / n;
+    mean.mass_recall += found.mass_recall / n;
+    mean.over_prediction += found.over_prediction / n;
+    mean.top_30 += p.top_30 / n;
+  }
+  return mean;
+}
 
 Status check_rank(uint32_t rank) {
   if (rank % 32 == 0 && rank <= 4096) return base::ok_status();
@@ -238,17 +270,16 @@ void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufW
   writer->add_tensor(p + "ffn_check.weight", TensorType::kI64, {2, f, e});
 }
 
-Result<PackLayerReport> write_layer(const PackedLayer& layer, const ModelSource& source,
+Result<LayerThresholds> write_layer(const PackedLayer& layer, const ModelSource& source,
                                     const FitOptions& options, const CalibratedLayer& calibrated,
                                     format::GgufWriter* writer) {
   LayerWriter work(layer, source, options, calibrated.samples, calibrated.frequency);
   LayerData data;
-  PackLayerReport report;
-  GANGLION_RETURN_IF_ERROR(work.fit(&data, &report));
+  GANGLION_RETURN_IF_ERROR(work.fit(&data));
   if (layer.rank > 0) {
     GANGLION_RETURN_IF_ERROR(writer->write(data.low));
     GANGLION_RETURN_IF_ERROR(writer->write(data.out));
-    GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.threshold)));
+    GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.thresholds.at(0, source.config().ffn_threshold))));
   }
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.order)));
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.frequency)));
@@ -259,7 +290,7 @@ Result<PackLayerReport> write_layer(const PackedLayer& layer, const ModelSource&
         writer, &checks));
   }
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(checks)));
-  return report;
+  return std::move(data.thresholds);
 }
 
 Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, double recall,
@@ -269,9 +300,8 @@ Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, doubl
   const std::vector<float> frequency(size_t{ffn.experts} * ffn.neurons, 0);
   LayerWriter work(layer, source, options, samples, frequency);
   LayerData data;
-  PackLayerReport report;
-  GANGLION_RETURN_IF_ERROR(work.fit(&data, &report));
-  return report;
+  GANGLION_RETURN_IF_ERROR(work.fit(&data));
+  return data.thresholds.report(0);
 }
 
 uint64_t fitting_bytes(const PackedLayer& layer, const ModelSource& source, size_t samples) {

@@ -8,6 +8,7 @@
 #include "calibration/model_source.h"
 #include "calibration/predictor_fit.h"
 #include "format/gguf_writer.h"
+#include "ganglion/pack.h"
 #include "kernels/kernel_table.h"
 
 namespace ganglion::calibration {
@@ -45,8 +46,23 @@ struct FitOptions {
   double recall = 0.99;
 };
 
-/// Fits and writes everything that declare_layer() declared. Errors: kIo, kModelFile.
-base::Result<PackLayerReport> write_layer(const PackedLayer& layer, const ModelSource& source,
+/// What the predictors of a layer find, and the thresholds that they could have, at each level of recall.
+class LayerThresholds {
+ public:
+  /// Experts in their order; sigma and value in pack order.
+  void add_expert(const Predictor& predictor, std::span<const int32_t> order);
+  /// [E][F] in pack order; kRecallLevels: everything is predicted.
+  std::vector<float> at(size_t level, float gate_threshold) const;
+  PackLayerReport report(size_t level) const;
+
+ private:
+  std::vector<float> sigma_, value_;  // [E][F]
+  std::vector<Predictor> experts_;    // Without their factors.
+};
+
+/// Fits and writes everything that declare_layer() declared, with the thresholds of level 0.
+/// Errors: kIo, kModelFile.
+base::Result<LayerThresholds> write_layer(const PackedLayer& layer, const ModelSource& source,
                                           const FitOptions& options, const CalibratedLayer& calibrated,
                                           format::GgufWriter* writer);
 

@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "base/units.h"
 #include "calibration/calibration_file.h"
+#include "calibration/calibration_tokens.h"
+#include "calibration/pack_judge.h"
 #include "calibration/pack_layer.h"
 #include "engine/runtime.h"
 #include "ganglion/calibration.h"
@@ -20,12 +23,24 @@ using base::TensorType;
 using calibration::CalibratedLayer;
 using calibration::CalibrationFile;
 using calibration::FfnMatrices;
+using calibration::Judgement;
 using calibration::ModelSource;
 using calibration::PackedLayer;
 using format::TensorInfo;
 using kernels::DownType;
 
 namespace {
+
+constexpr uint32_t kUsualRank = 192;
+// A predictor has to save so much of the bytes that gates of all neurons are, since it costs accuracy.
+constexpr double kLeastSaving = 0.25;
+// Predicted neurons per active one, as a first guess.
+constexpr double kUsualOverPrediction = 1.7;
+constexpr size_t kJudgedTokens = 512;
+constexpr size_t kWindow = 128;
+constexpr const char* kRecallKey = "ganglion.pack.recall";
+constexpr const char* kDivergenceKey = "ganglion.pack.divergence";
+constexpr const char* kSameTopKey = "ganglion.pack.same_top";
 
 class Packer {
  public:
@@ -42,6 +57,7 @@ class Packer {
   Result<PackReport> run() {
     GANGLION_RETURN_IF_ERROR(open());
     GANGLION_RETURN_IF_ERROR(calibrate());
+    GANGLION_RETURN_IF_ERROR(choose_ranks());
     return write();
   }
 
@@ -52,21 +68,52 @@ class Packer {
                                                           .isa = options_.isa,
                                                           .threads = options_.threads}));
     static constexpr const char* kNames[kernels::kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
-    const auto* name = std::find(std::begin(kNames), std::end(kNames), options_.down);
+    down_ = options_.down == "auto" ? usual_down_type() : options_.down;
+    const auto* name = std::find(std::begin(kNames), std::end(kNames), down_);
     if (name == std::end(kNames)) {
       return Status(Code::kInvalidArgument,
-                    "'" + options_.down + "' is no type of down rows - use q4, q6, q8, f16 or f32");
+                    "'" + down_ + "' is no type of down rows - use auto, q4, q6, q8, f16 or f32");
     }
     fit_ = {.down_type = static_cast<DownType>(name - kNames), .recall = options_.recall};
-    GANGLION_RETURN_IF_ERROR(calibration::check_rank(options_.rank));
-    for (const FfnMatrices& ffn : source_->layers())
-      layers_.push_back(calibration::lay_out_bundles(ffn, fit_.down_type, options_.rank));
+    GANGLION_RETURN_IF_ERROR(calibration::check_rank(options_.rank.value_or(kUsualRank)));
+    for (const FfnMatrices& ffn : source_->layers()) {
+      layers_.push_back(
+          calibration::lay_out_bundles(ffn, fit_.down_type, options_.rank.value_or(kUsualRank)));
+    }
     return check_room();
+  }
+
+  // About as fine as the source: 6 bits are small beside the rounding of sources that have as few.
+  std::string usual_down_type() const {
+    constexpr uint64_t kElements = 1024;
+    uint64_t bits = 0;
+    for (const FfnMatrices& ffn : source_->layers())
+      bits = std::max(bits, base::row_bytes(ffn.down->type, kElements) * 8 / kElements);
+    return bits >= 16 ? "f16" : bits >= 7 ? "q8" : "q6";
+  }
+
+  // No predictor where computing all gates is hardly dearer.
+  Status choose_ranks() {
+    if (options_.rank.has_value()) return ok_status();
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, false));
+      PackedLayer& layer = layers_[i];
+      double active = 0;
+      for (const float f : learnt.frequency) active += static_cast<double>(f);
+      active /= static_cast<double>(uint64_t{layer.ffn.neurons} * layer.ffn.used);
+      const double gates = static_cast<double>(uint64_t{layer.ffn.neurons} * layer.gate_bytes);
+      const double predictor = static_cast<double>(base::row_bytes(TensorType::kQ8_0, kUsualRank) *
+                                                   (uint64_t{layer.ffn.dim} + layer.ffn.neurons));
+      const double share = std::min(1.0, kUsualOverPrediction * active);
+      if (predictor + share * gates > (1 - kLeastSaving) * gates) layer.rank = 0;
+    }
+    return ok_status();
   }
 
   // Space for the output, and for a calibration of its own.
   Status check_room() const {
     uint64_t need = source_->file().file_bytes();
+    if (measures()) need += uint64_t{kJudgedTokens / 2} * source_->config().vocab * sizeof(float);
     for (const PackedLayer& layer : layers_) {
       const FfnMatrices& f = layer.ffn;
       const uint64_t neurons = uint64_t{f.neurons} * f.experts;
@@ -120,9 +167,13 @@ class Packer {
                                base::format_bytes(budget).c_str()));
   }
 
-  Result<CalibratedLayer> calibrated(size_t layer) const {
+  bool measures() const { return options_.divergence > 0 && !options_.random_tokens; }
+
+  Result<CalibratedLayer> calibrated(size_t layer, bool with_samples) const {
     CalibratedLayer out;
-    GANGLION_ASSIGN_OR_RETURN(out.samples, calibration_->samples(layer, source_->kernels()));
+    if (with_samples) {
+      GANGLION_ASSIGN_OR_RETURN(out.samples, calibration_->samples(layer, source_->kernels()));
+    }
     GANGLION_ASSIGN_OR_RETURN(const calibration::LayerStatistics statistics, calibration_->statistics(layer));
     out.frequency.resize(statistics.fired.size() / calibration::kBatchCount);
     for (size_t i = 0; i < out.frequency.size(); ++i) {
@@ -142,10 +193,14 @@ class Packer {
       writer->add_value(key, value);
     }
     writer->add_uint("ganglion.pack.version", 1);
-    writer->add_string("ganglion.pack.down", options_.down);
+    writer->add_string("ganglion.pack.down", down_);
     writer->add_uint("ganglion.pack.calibration_tokens",
                      static_cast<uint32_t>(calibration_->header().tokens));
-    writer->add_float("ganglion.pack.recall", static_cast<float>(options_.recall));
+    writer->add_float(kRecallKey, static_cast<float>(options_.recall));
+    if (measures()) {
+      writer->add_float(kDivergenceKey, 0);
+      writer->add_float(kSameTopKey, 0);
+    }
     std::vector<int32_t> gate, up, stride, rank;
     for (const PackedLayer& layer : layers_) {
       gate.push_back(static_cast<int32_t>(layer.ffn.gate->type));
@@ -199,10 +254,11 @@ class Packer {
     PackReport report;
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (!tell("packing layers", i, layers_.size())) return Status(Code::kCancelled, "interrupted");
-      GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i));
-      GANGLION_ASSIGN_OR_RETURN(const PackLayerReport layer,
+      GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, true));
+      GANGLION_ASSIGN_OR_RETURN(calibration::LayerThresholds thresholds,
                                 calibration::write_layer(layers_[i], *source_, fit_, learnt, &writer));
-      report.layers.push_back(layer);
+      thresholds_.push_back(std::move(thresholds));
+      report.ranks.push_back(layers_[i].rank);
       const PackedLayer& l = layers_[i];
       if (l.rank > 0) {
         report.predictor_bytes +=
@@ -212,8 +268,85 @@ class Packer {
     }
     report.bytes = writer.data_bytes();
     report.tokens = calibration_->header().tokens;
+    report.down = down_;
+    size_t level = 0;
+    if (measures()) {
+      GANGLION_ASSIGN_OR_RETURN(level, choose_level(&writer, &report));
+    }
+    for (const calibration::LayerThresholds& layer : thresholds_)
+      report.layers.push_back(layer.report(level));
     GANGLION_RETURN_IF_ERROR(writer.finish());
     return report;
+  }
+
+  // The first level of recall whose divergence is small enough, and its thresholds in the file.
+  Result<size_t> choose_level(format::GgufWriter* writer, PackReport* report) {
+    GANGLION_RETURN_IF_ERROR(writer->flush());
+    calibration::TokenSource text;
+    text.model_path = options_.model_path;
+    text.overrides = options_.overrides;
+    text.text_path = options_.text_path;
+    text.tokens = kJudgedTokens;
+    text.piece = kWindow;
+    text.between = true;
+    GANGLION_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, calibration::choose_tokens(text));
+    if (tokens.size() < kWindow) return 0;  // Too short a text to measure anything.
+    EngineOptions engine;
+    engine.model_path = writer->part_path();
+    engine.memory = options_.memory;
+    engine.threads = options_.threads;
+    engine.isa = options_.isa;
+    engine.context = kWindow;
+    engine.overrides = options_.overrides;
+    const size_t slash = options_.output_path.rfind('/');
+    calibration::PackJudge judge(engine, std::move(tokens),
+                                 slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
+                                 progress_, context_);
+    constexpr size_t kAll = calibration::kRecallLevels;
+    size_t written = 0;
+    const auto judge_level = [&](size_t level) -> Result<Judgement> {
+      if (level != written) {
+        GANGLION_RETURN_IF_ERROR(write_thresholds(level, writer));
+        written = level;
+      }
+      return judge.judge();
+    };
+    GANGLION_ASSIGN_OR_RETURN(Judgement chosen, judge_level(0));
+    size_t high = 0;
+    const bool predicts =
+        std::any_of(layers_.begin(), layers_.end(), [](const auto& l) { return l.rank > 0; });
+    if (predicts && chosen.divergence > options_.divergence) {
+      GANGLION_ASSIGN_OR_RETURN(chosen, judge_level(kAll));
+      report->least_divergence = chosen.divergence;
+      const double allowed = std::max(options_.divergence, 1.5 * chosen.divergence);
+      size_t low = 0;  // Too far from exact passes; `high` is near enough.
+      for (high = kAll; high - low > 1;) {
+        const size_t middle = (low + high) / 2;
+        GANGLION_ASSIGN_OR_RETURN(const Judgement tried, judge_level(middle));
+        (tried.divergence > allowed ? low : high) = middle;
+        if (high == middle) chosen = tried;
+      }
+      if (high != written) GANGLION_RETURN_IF_ERROR(write_thresholds(high, writer));
+    }
+    report->judged_tokens = chosen.tokens;
+    report->divergence = chosen.divergence;
+    report->same_top = chosen.same_top;
+    const double missed = high == kAll ? 0 : std::ldexp(1 - options_.recall, -static_cast<int>(high));
+    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kRecallKey, static_cast<float>(1 - missed)));
+    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kDivergenceKey, static_cast<float>(chosen.divergence)));
+    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kSameTopKey, static_cast<float>(chosen.same_top)));
+    return high;
+  }
+
+  Status write_thresholds(size_t level, format::GgufWriter* writer) const {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (layers_[i].rank == 0) continue;
+      const std::vector<float> thresholds = thresholds_[i].at(level, source_->config().ffn_threshold);
+      GANGLION_RETURN_IF_ERROR(writer->overwrite_tensor(
+          prefix(i) + "ffn_predict_threshold.weight",
+          {reinterpret_cast<const uint8_t*>(thresholds.data()), thresholds.size() * sizeof(float)}));
+    }
+    return ok_status();
   }
 
   static std::string prefix(size_t layer) { return "blk." + std::to_string(layer) + "."; }
@@ -223,7 +356,9 @@ class Packer {
   void* context_;
   std::unique_ptr<ModelSource> source_;
   calibration::FitOptions fit_;
+  std::string down_;
   std::vector<PackedLayer> layers_;
+  std::vector<calibration::LayerThresholds> thresholds_;
   std::string own_calibration_;
   std::unique_ptr<CalibrationFile> calibration_;
 };

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "format/gguf.h"
 #include "ganglion/engine.h"
@@ -184,6 +185,64 @@ TEST(PackModel, KeepsTheVocabularyWhenItCalibratesOnText) {
   ASSERT_TRUE(packed.ok()) << packed.status().message();
   EXPECT_EQ(packed.value()->encode("some words", true, true).value(),
             source.value()->encode("some words", true, true).value());
+}
+
+// Defaults, but for fewer tokens.
+PackReport pack_on_text(const std::string& model, const std::string& output, std::optional<uint32_t> rank,
+                        double divergence) {
+  PackOptions options;
+  options.model_path = model;
+  options.output_path = output;
+  options.memory = "2G";
+  options.tokens = 700;
+  options.rank = rank;
+  options.divergence = divergence;
+  Result<PackReport> report = pack_model(options, nullptr, nullptr);
+  EXPECT_TRUE(report.ok()) << report.status().message();
+  return report.ok() ? report.take() : PackReport{};
+}
+
+TEST(PackModel, DefaultsStayNearExactPasses) {
+  const Folder folder;
+  // Rounding activations to 8 bits moves some of the likely tokens of tiny quantised models by itself.
+  const struct {
+    const char* name;
+    double same_top;
+    const char* down;
+  } models[] = {{"llama-relu-f32", 0.98, "f16"},
+                {"llama-drelu-f32", 0.98, "f16"},
+                {"smallthinker-f32", 0.98, "f16"},
+                {"llama-relu-q4_0", 0.93, "q6"}};
+  for (const auto& expected : models) {
+    const std::string model = fixture(expected.name);
+    if (model.empty()) continue;  // Only some are in a clone without the shared fixtures.
+    const PackReport report = pack_on_text(model, folder.file("m.gguf"), std::nullopt, 0.0007);
+    EXPECT_GE(report.judged_tokens, 128U) << expected.name;
+    EXPECT_LT(report.divergence, 0.01) << expected.name;
+    EXPECT_GT(report.same_top, expected.same_top) << expected.name;
+    EXPECT_EQ(report.down, expected.down) << expected.name;
+  }
+}
+
+TEST(PackModel, RecallIsRaisedUntilTheDivergenceIsKept) {
+  const Folder folder;
+  const std::string model = fixture("llama-relu-f32");
+  if (model.empty()) GTEST_SKIP() << "SKIPPED: llama-relu-f32 is only in the shared fixtures";
+  const PackReport loose = pack_on_text(model, folder.file("l.gguf"), 32, 10);
+  const PackReport tight = pack_on_text(model, folder.file("t.gguf"), 32, loose.divergence / 4);
+  EXPECT_EQ(loose.least_divergence, 0) << "measured although it was not needed";
+  EXPECT_GT(tight.least_divergence, 0);
+  EXPECT_LE(tight.divergence, std::max(loose.divergence / 4, 1.5 * tight.least_divergence));
+  for (size_t i = 0; i < loose.layers.size(); ++i) {
+    EXPECT_GT(tight.layers[i].mass_recall, loose.layers[i].mass_recall);
+    EXPECT_GT(tight.layers[i].over_prediction, loose.layers[i].over_prediction);
+  }
+  // The file has what the report says.
+  const auto file = format::GgufModel::open(folder.file("t.gguf"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_FLOAT_EQ(static_cast<float>(file.value().metadata().find("ganglion.pack.divergence")->float_value),
+                  static_cast<float>(tight.divergence));
+  EXPECT_GT(file.value().metadata().find("ganglion.pack.recall")->float_value, 0.99);
 }
 
 TEST(PackModel, RefusesWhatIsNotSparseOrAPackAlreadyAndLeavesNothingBehind) {

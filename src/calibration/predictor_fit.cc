@@ -20,10 +20,10 @@ constexpr size_t kGramNeurons = 4096;  // Enough to find the tokens' principal d
 constexpr size_t kNeuronBlock = 512;   // Neurons whose pre-activations are in memory at once.
 constexpr size_t kOversampling = 16;
 constexpr int kIterations = 8;
-// Every fourth token is held out from the thresholds, to report what they find.
-constexpr size_t kHeldOut = 4;
-// Thresholds are tried for so many values of an activation's worth, each twice the one before.
-constexpr size_t kWorths = 20;
+// Worths that are tried, each twice the one before.
+constexpr size_t kWorths = 40;
+// Tokens that an up projection's mean square is taken over.
+constexpr size_t kUpTokens = 256;
 // A predicted neuron that is in memory costs a hundredth of one that is read: a gate row from memory against
 // a request. Which ones will be in memory is judged by rank: surely the first 30 %, surely not the last 40 %.
 constexpr double kMemoryPrice = 0.01;
@@ -38,12 +38,13 @@ class Fitter {
         fit_tokens_(std::min(tokens_, kFitTokens)),
         step_(fit_tokens_ > 0 ? tokens_ / fit_tokens_ : 1),
         gate_x_(*in.kernels, *in.threads, in.gate_type, tokens_, in.dim, in.inputs.data(), in.dim),
-        up_x_(*in.kernels, *in.threads, in.up_type, in.rectified_up ? tokens_ : 0, in.dim, in.inputs.data(),
-              in.dim) {}
+        up_x_(*in.kernels, *in.threads, in.up_type, in.rectified_up ? tokens_ : std::min(tokens_, kUpTokens),
+              in.dim, in.inputs.data(), in.dim) {}
 
   Predictor run() {
     result_.frequency.assign(in_.neurons, 0);
-    result_.threshold.assign(in_.neurons, FLT_MAX);
+    result_.sigma.assign(in_.neurons, 0);
+    result_.value.assign(in_.neurons, 0);
     if (in_.rank > 0) {
       result_.low.assign(in_.rank * base::row_bytes(TensorType::kQ8_0, in_.dim), 0);
       result_.out.assign(in_.neurons * in_.rank, 0);
@@ -55,7 +56,7 @@ class Fitter {
     }
     Rows directions = token_directions();
     factorise(directions);
-    set_thresholds();
+    judge_worths();
     return result_;
   }
 
@@ -294,9 +295,9 @@ class Fitter {
       fill(first, rows, &block);
     }
     for (const float f : result_.frequency) active += static_cast<double>(f);
-    result_.report = {.active = active / static_cast<double>(in_.neurons), .recall = 1, .mass_recall = 1};
-    result_.report.over_prediction = 1 / std::max(result_.report.active, 1e-9);
-    result_.report.top_30 = top_share();
+    result_.active = active / static_cast<double>(in_.neurons);
+    result_.top_30 = top_share();
+    for (Predictor::Level& level : result_.levels) level.over_prediction = 1 / std::max(result_.active, 1e-9);
   }
 
   double top_share() const {
@@ -311,14 +312,14 @@ class Fitter {
     return all > 0 ? top / all : 0;
   }
 
-  // What a worth of an activation would choose, summed over neurons; held-out tokens apart.
+  // What a worth finds, summed over neurons. A prediction counts where it begins; sums run later.
   struct Tally {
-    double mass = 0, all_mass = 0;
-    double found = 0, fired = 0, predicted = 0;
-    double held_mass = 0, held_all_mass = 0;
+    double mass = 0;
+    double found = 0;
+    double predicted = 0;
   };
 
-  void set_thresholds() {
+  void judge_worths() {
     const std::vector<double> prices = read_prices();
     const size_t rank = in_.rank;
     Rows low(tokens_, rank);
@@ -334,51 +335,62 @@ class Fitter {
                            .tokens = tokens_,
                            .out = low[0],
                            .out_stride = low.stride()});
-    std::vector<float> candidates(kWorths * in_.neurons);
-    std::vector<Tally> tallies(kWorths);
+    std::vector<Tally> tallies(kWorths + 1);  // The last one: not predicted at any worth.
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
       Block block(tokens_, rows, in_);
       fill(first, rows, &block);
+      const std::vector<double> up_squares = mean_up_squares(first, rows, block);
       Rows out(rows, rank);
       for (size_t k = 0; k < rank; ++k) {
         for (size_t r = 0; r < rows; ++r) out[r][k] = result_.out[k * in_.neurons + first + r];
       }
       Rows scores(tokens_, rows);
       multiply(out, low, &scores);
-      if (mean_mass_ == 0) mean_mass_ = mean_mass(block, first, rows);
       std::mutex mutex;
       in_.threads->parallel_for(rows, 8, [&](size_t begin, size_t end, int) {
-        std::vector<Tally> mine(kWorths);
-        for (size_t r = begin; r < end; ++r)
-          choose(block, scores, first + r, r, prices[first + r], &candidates[(first + r) * kWorths],
-                 mine.data());
+        std::vector<Tally> mine(kWorths + 1);
+        for (size_t r = begin; r < end; ++r) {
+          const size_t f = first + r;
+          const auto norm = static_cast<double>(in_.down_norm[f]);
+          result_.sigma[f] = deviation(block, scores, r);
+          result_.value[f] = static_cast<float>(norm * norm * up_squares[r] / prices[f]);
+          tally(block, scores, f, r, mine.data());
+        }
         const std::lock_guard<std::mutex> lock(mutex);
-        for (size_t w = 0; w < kWorths; ++w) add(mine[w], &tallies[w]);
+        for (size_t w = 0; w <= kWorths; ++w) {
+          tallies[w].mass += mine[w].mass;
+          tallies[w].found += mine[w].found;
+          tallies[w].predicted += mine[w].predicted;
+        }
       });
     }
-    size_t best = 0;
-    while (best + 1 < kWorths && tallies[best].mass < in_.recall * tallies[best].all_mass) ++best;
-    for (size_t f = 0; f < in_.neurons; ++f) result_.threshold[f] = candidates[f * kWorths + best];
-    const Tally& t = tallies[best];
-    double active = 0;
-    for (const float f : result_.frequency) active += static_cast<double>(f);
-    result_.report = {.active = active / static_cast<double>(in_.neurons),
-                      .recall = t.fired > 0 ? t.found / t.fired : 1,
-                      .mass_recall = t.held_all_mass > 0 ? t.held_mass / t.held_all_mass : 1,
-                      .over_prediction = t.fired > 0 ? t.predicted / t.fired : 0,
-                      .top_30 = top_share()};
+    for (size_t w = 1; w <= kWorths; ++w) {
+      tallies[w].mass += tallies[w - 1].mass;
+      tallies[w].found += tallies[w - 1].found;
+      tallies[w].predicted += tallies[w - 1].predicted;
+    }
+    choose_levels(tallies);
   }
 
-  static void add(const Tally& from, Tally* to) {
-    to->mass += from.mass;
-    to->all_mass += from.all_mass;
-    to->found += from.found;
-    to->fired += from.fired;
-    to->predicted += from.predicted;
-    to->held_mass += from.held_mass;
-    to->held_all_mass += from.held_all_mass;
+  void choose_levels(const std::vector<Tally>& tallies) {
+    double active = 0;
+    for (const float f : result_.frequency) active += static_cast<double>(f);
+    result_.active = active / static_cast<double>(in_.neurons);
+    result_.top_30 = top_share();
+    const Tally& all = tallies[kWorths];
+    size_t w = 0;
+    for (size_t i = 0; i < kRecallLevels; ++i) {
+      const double miss = std::ldexp(1 - in_.recall, -static_cast<int>(i));
+      while (w + 1 < kWorths && tallies[w].mass < (1 - miss) * all.mass) ++w;
+      result_.levels[i] = {.worth = worth(w),
+                           .recall = all.found > 0 ? tallies[w].found / all.found : 1,
+                           .mass_recall = all.mass > 0 ? tallies[w].mass / all.mass : 1,
+                           .over_prediction = all.found > 0 ? tallies[w].predicted / all.found : 0};
+    }
   }
+
+  static double worth(size_t i) { return std::ldexp(1.0, static_cast<int>(i) - 20); }
 
   // By neuron: what predicting it costs, from its place in the order of frequencies.
   std::vector<double> read_prices() const {
@@ -395,67 +407,45 @@ class Fitter {
     return prices;
   }
 
-  double mean_mass(const Block& block, size_t first, size_t rows) const {
-    double sum = 0;
-    double count = 0;
-    for (size_t t = 0; t < tokens_; ++t) {
+  // [rows] of what a gate is multiplied by; a rectified up only counts where it is positive.
+  std::vector<double> mean_up_squares(size_t first, size_t rows, const Block& block) const {
+    const size_t count = std::min(tokens_, kUpTokens);
+    Rows own(in_.rectified_up ? 0 : count, rows);
+    if (!in_.rectified_up) pre_activations(true, first, rows, 1, count, &own);
+    const Rows& up = in_.rectified_up ? block.up : own;
+    std::vector<double> squares(rows, 1e-12);
+    for (size_t t = 0; t < up.rows(); ++t) {
       for (size_t r = 0; r < rows; ++r) {
-        if (!block.fired(t, r)) continue;
-        sum += static_cast<double>(block.value(t, r) * in_.down_norm[first + r]);
-        ++count;
+        const auto value = static_cast<double>(in_.rectified_up ? std::max(up[t][r], 0.0F) : up[t][r]);
+        squares[r] += value * value / static_cast<double>(up.rows());
       }
     }
-    return count > 0 ? sum / count : 0;
+    return squares;
   }
 
-  // For each worth of an activation of mean mass (in reads), the threshold of one neuron that gains most.
-  void choose(const Block& block, const Rows& scores, size_t neuron, size_t r, double price,
-              float* thresholds, Tally* tallies) const {
-    struct Seen {
-      float score;
-      float mass;
-      bool fired;
-    };
-    std::vector<Seen> seen;
-    std::vector<Seen> held;
-    double all = 0;
+  float deviation(const Block& block, const Rows& scores, size_t r) const {
+    double squares = 0;
     for (size_t t = 0; t < tokens_; ++t) {
-      const bool fired = block.fired(t, r);
-      const float mass = fired ? block.value(t, r) * in_.down_norm[neuron] : 0;
-      (t % kHeldOut == 0 ? held : seen).push_back({scores[t][r], mass, fired});
-      if (t % kHeldOut != 0) all += static_cast<double>(mass);
+      const auto miss = static_cast<double>(block.gate[t][r] - scores[t][r]);
+      squares += miss * miss;
     }
-    std::sort(seen.begin(), seen.end(), [](const Seen& a, const Seen& b) { return a.score > b.score; });
-    for (size_t w = 0; w < kWorths; ++w) {
-      const double worth = std::ldexp(0.05, static_cast<int>(w)) / std::max(mean_mass_, 1e-30);
-      double gain = 0;
-      double best_gain = 0;
-      double mass = 0;
-      double best_mass = 0;
-      size_t best = 0;
-      for (size_t m = 0; m < seen.size(); ++m) {
-        gain += worth * static_cast<double>(seen[m].mass) - price;
-        mass += static_cast<double>(seen[m].mass);
-        if (gain <= best_gain) continue;
-        best_gain = gain;
-        best_mass = mass;
-        best = m + 1;
-      }
-      const float threshold = best == 0             ? FLT_MAX
-                              : best == seen.size() ? -FLT_MAX
-                                                    : (seen[best - 1].score + seen[best].score) / 2;
-      thresholds[w] = threshold;
-      Tally& tally = tallies[w];
-      tally.mass += best_mass;
-      tally.all_mass += all;
-      for (const Seen& one : held) {
-        const bool predicted = one.score > threshold;
-        tally.predicted += predicted ? 1 : 0;
-        tally.fired += one.fired ? 1 : 0;
-        tally.found += predicted && one.fired ? 1 : 0;
-        tally.held_mass += predicted ? static_cast<double>(one.mass) : 0;
-        tally.held_all_mass += static_cast<double>(one.mass);
-      }
+    return static_cast<float>(std::sqrt(squares / static_cast<double>(tokens_)));
+  }
+
+  // Adds each token's activation of a neuron to the least worth that predicts it.
+  void tally(const Block& block, const Rows& scores, size_t neuron, size_t r, Tally* tallies) const {
+    float thresholds[kWorths];  // descending
+    for (size_t w = 0; w < kWorths; ++w)
+      thresholds[w] = threshold_for(result_.sigma[neuron], result_.value[neuron], worth(w), in_.threshold);
+    for (size_t t = 0; t < tokens_; ++t) {
+      const float score = scores[t][r];
+      const float* least = std::partition_point(thresholds, thresholds + kWorths,
+                                                [score](float threshold) { return score <= threshold; });
+      Tally& tally = tallies[least - thresholds];
+      tally.predicted += 1;
+      if (!block.fired(t, r)) continue;
+      tally.found += 1;
+      tally.mass += static_cast<double>(block.value(t, r) * in_.down_norm[neuron]);
     }
   }
 
@@ -465,18 +455,38 @@ class Fitter {
   size_t step_;
   Activations gate_x_;
   Activations up_x_;
-  double mean_mass_ = 0;
   Predictor result_;
 };
 
 }  // namespace
+
+float threshold_for(float sigma, float value, double worth, float gate_threshold) {
+  const double deviation = std::max(static_cast<double>(sigma), 1e-9);
+  const auto least = static_cast<double>(gate_threshold);
+  // E[v^2; v > least] of a gate v that is normal around `score`; it grows with the score.
+  const auto expected_square = [=](double score) {
+    constexpr double kRootHalf = 0.70710678118654752;
+    constexpr double kNormal = 0.39894228040143268;
+    const double a = (score - least) / deviation;
+    return (score * score + deviation * deviation) * 0.5 * std::erfc(-a * kRootHalf) +
+           deviation * (score + least) * kNormal * std::exp(-a * a / 2);
+  };
+  const double wanted = 1 / std::max(worth * static_cast<double>(value), 1e-300);
+  double low = least - 8 * deviation;
+  double high = least + 8 * deviation + std::sqrt(wanted);
+  for (int i = 0; i < 32; ++i) {
+    const double middle = (low + high) / 2;
+    (expected_square(middle) < wanted ? low : high) = middle;
+  }
+  return static_cast<float>(std::min(high, static_cast<double>(FLT_MAX)));
+}
 
 uint64_t predictor_fit_bytes(size_t neurons, size_t dim, uint32_t rank, size_t tokens) {
   const uint64_t fit = std::min(tokens, kFitTokens);
   const uint64_t gram = fit * (std::min(neurons, kGramNeurons) + 2 * kNeuronBlock + fit);
   const uint64_t subspace = 3 * (rank + kOversampling) * fit;
   const uint64_t factors = uint64_t{rank} * (2 * neurons + 3 * dim + rank) + 2 * kNeuronBlock * dim;
-  const uint64_t blocks = uint64_t{tokens} * (2 * kNeuronBlock + rank) + (kWorths + 4) * neurons;
+  const uint64_t blocks = uint64_t{tokens} * (2 * kNeuronBlock + rank) + 4 * neurons;
   return sizeof(float) * (std::max(gram, blocks) + subspace + factors);
 }
 

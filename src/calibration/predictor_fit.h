@@ -2,8 +2,9 @@
 // neuron.
 //
 // Source: truncated SVD of gate pre-activations over sample tokens (activation-weighted, as 2603.14110 does
-// it for ReLU models), found by subspace iteration on the tokens' Gram matrix; thresholds by the price of a
-// read, see below.
+// it for ReLU models), found by subspace iteration on the tokens' Gram matrix. Thresholds: a gate is taken to
+// be normal around its score; a neuron is predicted where the square that it is expected to add to the output
+// is worth the price of predicting it. So neurons that never fired in the sample have thresholds too.
 #pragma once
 
 #include <span>
@@ -11,7 +12,6 @@
 
 #include "base/status.h"
 #include "base/tensor_type.h"
-#include "ganglion/pack.h"
 #include "kernels/kernel_table.h"
 #include "platform/threads.h"
 
@@ -31,16 +31,28 @@ struct FitInput {
   std::span<const float> inputs;     ///< [tokens][D]
   std::span<const float> down_norm;  ///< [F] of each neuron's down row.
   uint32_t rank = 0;
-  double recall = 0.99;
+  double recall = 0.99;  ///< Of level 0.
 };
 
+/// Level i is for predictors that miss 1 / 2^i of what the recall asked for allows.
+inline constexpr size_t kRecallLevels = 8;
+
 struct Predictor {
+  struct Level {
+    double worth = 0;  ///< Of a squared activation, in reads: for threshold_for().
+    double recall = 1, mass_recall = 1, over_prediction = 0;  ///< As in PackLayerReport.
+  };
   std::vector<uint8_t> low;      ///< [rank] Q8_0 rows of D.
   std::vector<float> out;        ///< [rank][F], as 8 bits will hold it.
-  std::vector<float> threshold;  ///< [F]; a neuron is predicted where its score is above.
+  std::vector<float> sigma;      ///< [F]: deviation of gates from scores.
+  std::vector<float> value;      ///< [F]: mean square that a gate of 1 adds to the output, over its price.
   std::vector<float> frequency;  ///< [F]: share of the sample tokens for which it fires.
-  PackLayerReport report;
+  Level levels[kRecallLevels];
+  double active = 0, top_30 = 0;  ///< As in PackLayerReport.
 };
+
+/// The score above which a neuron is predicted.
+float threshold_for(float sigma, float value, double worth, float gate_threshold);
 
 /// Memory that fit_predictor() takes beside its input, nearly.
 uint64_t predictor_fit_bytes(size_t neurons, size_t dim, uint32_t rank, size_t tokens);

@@ -1,6 +1,7 @@
 // `ganglion pack`: a model with sparse activations becomes a pack.
 #include "ganglion/pack.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -26,9 +27,15 @@ std::string report_json(const PackOptions& options, const PackReport& report) {
                       {"bytes", report.bytes},
                       {"predictor_bytes", report.predictor_bytes},
                       {"calibration_tokens", report.tokens},
-                      {"rank", options.rank},
-                      {"down", options.down},
+                      {"ranks", report.ranks},
+                      {"down", report.down},
                       {"layers", ordered_json::array()}};
+  if (report.judged_tokens > 0) {
+    out["judged_tokens"] = report.judged_tokens;
+    out["kl_divergence"] = report.divergence;
+    out["same_top"] = report.same_top;
+    if (report.least_divergence > 0) out["kl_divergence_without_predictors"] = report.least_divergence;
+  }
   for (const PackLayerReport& layer : report.layers) {
     out["layers"].push_back({{"active", layer.active},
                              {"recall", layer.recall},
@@ -49,16 +56,42 @@ std::string report_text(const PackOptions& options, const PackReport& report) {
     mean.over_prediction += layer.over_prediction / n;
     mean.top_30 += layer.top_30 / n;
   }
-  char text[512];
-  std::snprintf(
-      text, sizeof text,
-      "%s: %s, predictors %s of rank %u, calibrated on %zu tokens\n"
-      "active %.1f %% of the neurons; the most frequent 30 %% have %.0f %% of the activations\n"
-      "predicted %.2f neurons per active one, finding %.1f %% of them and %.1f %% of their mass (held-out "
-      "tokens)\n",
-      options.output_path.c_str(), bytes_text(static_cast<double>(report.bytes)).c_str(),
-      bytes_text(static_cast<double>(report.predictor_bytes)).c_str(), options.rank, report.tokens,
-      100 * mean.active, 100 * mean.top_30, mean.over_prediction, 100 * mean.recall, 100 * mean.mass_recall);
+  const uint32_t rank = *std::max_element(report.ranks.begin(), report.ranks.end());
+  const auto predicted =
+      report.ranks.size() - static_cast<size_t>(std::count(report.ranks.begin(), report.ranks.end(), 0U));
+  std::string text = options.output_path + ": " + bytes_text(static_cast<double>(report.bytes)) +
+                     ", down rows in " + report.down + ", calibrated on " + std::to_string(report.tokens) +
+                     " tokens\n";
+  char line[256];
+  std::snprintf(line, sizeof line,
+                "active %.1f %% of the neurons; the most frequent 30 %% have %.0f %% of the activations\n",
+                100 * mean.active, 100 * mean.top_30);
+  text += line;
+  if (predicted == 0) {
+    text += "no predictor: it would cost more than it saves, all neurons are computed\n";
+  } else {
+    std::snprintf(
+        line, sizeof line,
+        "predictors of rank %u in %zu of %zu layers, %s: %.2f neurons per active one, finding %.1f %% of "
+        "them and %.2f %% of their mass\n",
+        rank, predicted, report.ranks.size(), bytes_text(static_cast<double>(report.predictor_bytes)).c_str(),
+        mean.over_prediction, 100 * mean.recall, 100 * mean.mass_recall);
+    text += line;
+  }
+  if (report.judged_tokens == 0) return text;
+  std::snprintf(line, sizeof line,
+                "against exact passes, %zu tokens held out: KL divergence %.5f nat, same most likely token "
+                "%.1f %%\n",
+                report.judged_tokens, report.divergence, 100 * report.same_top);
+  text += line;
+  if (report.least_divergence > options.divergence) {
+    std::snprintf(
+        line, sizeof line, "with every neuron it would be %.5f, more than the %.5f asked for (--kl)%s\n",
+        report.least_divergence, options.divergence,
+        report.down == "q6" || report.down == "q4" ? " - down rows of more bits come nearer (--down q8)"
+                                                   : "");
+    text += line;
+  }
   return text;
 }
 
@@ -89,9 +122,8 @@ void register_pack(CLI::App& app, CommandBody* body) {
   command->add_option("-o,--output", o.output_path, "The pack to write")->required();
   CLI::Option* calibration =
       command->add_option("--calibration", o.calibration_path, "What ganglion calibrate made of this model");
-  CLI::Option* text =
-      command->add_option("-f,--file", o.text_path, "Text to calibrate on (default: one is shipped)")
-          ->excludes(calibration);
+  CLI::Option* text = command->add_option(
+      "-f,--file", o.text_path, "Text to calibrate and judge the pack on (default: one is shipped)");
   command->add_flag("--random-tokens", o.random_tokens, "Calibrate on random tokens (synthetic models)")
       ->excludes(calibration)
       ->excludes(text);
@@ -101,18 +133,35 @@ void register_pack(CLI::App& app, CommandBody* body) {
           kMostCalibrationTokens);
   command->add_option("--mem", o.memory, "Memory budget")->capture_default_str();
   command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_option("--down", o.down, "Type of the transposed down rows: q4, q6, q8, f16, f32")
+  command
+      ->add_option(
+          "--down", o.down,
+          "Type of the transposed down rows: auto (q6, q8 or f16, by the source), q4, q6, q8, f16, f32")
       ->capture_default_str();
-  bounded(command->add_option("--rank", o.rank, "Rank of the predictors, a multiple of 32; 0: none, exact")
-              ->capture_default_str(),
-          4096);
-  command->add_option("--recall", o.recall, "Share of the activation mass to find")
-      ->capture_default_str()
-      ->check(CLI::Range(0.5, 1.0));
+  bounded(
+      command->add_option("--rank", o.rank,
+                          "Rank of the predictors, a multiple of 32; 0: none, exact (default: by layer, 192 "
+                          "where it pays)"),
+      4096);
+  CLI::Option* recall =
+      command->add_option("--recall", o.recall, "Share of the activation mass to find, at least")
+          ->capture_default_str()
+          ->check(CLI::Range(0.5, 1.0));
+  CLI::Option* divergence =
+      command
+          ->add_option(
+              "--kl", o.divergence,
+              "KL divergence in nat from exact passes to keep, on tokens held out: recall is raised until "
+              "it is met; 0: not measured, as with --recall or --random-tokens")
+          ->capture_default_str()
+          ->check(CLI::Range(0.0, 10.0));
   command->add_option("--isa", o.isa, "Kernels by name");
   command->add_option("--override", flags->overrides, "Replace a metadata key: KEY=VALUE");
   command->add_flag("--json", flags->json, "Print a report of every layer as JSON");
-  command->callback([flags, body] { *body = [flags] { return run_pack(*flags); }; });
+  command->callback([flags, body, recall, divergence] {
+    if (recall->count() > 0 && divergence->count() == 0) flags->options.divergence = 0;
+    *body = [flags] { return run_pack(*flags); };
+  });
 }
 
 }  // namespace ganglion::cli

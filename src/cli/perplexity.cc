@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "ganglion/divergence.h"
 
 namespace ganglion::cli {
 
@@ -26,16 +27,6 @@ struct PerplexityFlags {
   size_t most_windows = 0;
   bool json = false;
 };
-
-/// log p of every token of the vocabulary.
-void log_softmax(std::span<const float> logits, std::vector<float>* out) {
-  const float largest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float value : logits) sum += std::exp(static_cast<double>(value - largest));
-  const auto shift = static_cast<float>(std::log(sum) + static_cast<double>(largest));
-  out->resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) (*out)[i] = logits[i] - shift;
-}
 
 /// A mean that knows its standard error.
 class Mean {
@@ -58,32 +49,11 @@ class Mean {
   size_t count_ = 0;
 };
 
-/// The base model's log probabilities, position by position, in an unnamed temporary file.
-class BaseFile {
- public:
-  BaseFile() : file_(std::tmpfile()) {}
-  ~BaseFile() {
-    if (file_ != nullptr) std::fclose(file_);
-  }
-  BaseFile(const BaseFile&) = delete;
-  BaseFile& operator=(const BaseFile&) = delete;
-  [[nodiscard]] bool try_write(const std::vector<float>& row) {
-    return file_ != nullptr && std::fwrite(row.data(), sizeof(float), row.size(), file_) == row.size();
-  }
-  void rewind() { std::rewind(file_); }
-  [[nodiscard]] bool try_read(std::vector<float>* row) {
-    return std::fread(row->data(), sizeof(float), row->size(), file_) == row->size();
-  }
-
- private:
-  std::FILE* file_;
-};
-
 /// Scores the tokens that follow positions in the second half of a window: those have enough context.
 class Score final : public LogitSink {
  public:
   /// `base`: written to, or compared with; may be null.
-  Score(BaseFile* base, bool compare) : base_(base), compare_(compare) {}
+  Score(ProbabilityFile* base, bool compare) : base_(base), compare_(compare) {}
   void start(std::span<const int32_t> tokens, size_t first) {
     tokens_ = tokens;
     first_ = first;
@@ -99,15 +69,8 @@ class Score final : public LogitSink {
     }
     base_p_.resize(log_p_.size());
     broken_ = !base_->try_read(&base_p_);
-    double divergence = 0;
-    for (size_t i = 0; i < log_p_.size(); ++i) {
-      divergence += std::exp(static_cast<double>(base_p_[i])) * static_cast<double>(base_p_[i] - log_p_[i]);
-    }
-    divergence_.add(divergence);
-    const auto top = [](const std::vector<float>& p) {
-      return std::max_element(p.begin(), p.end()) - p.begin();
-    };
-    same_top_.add(top(log_p_) == top(base_p_) ? 1 : 0);
+    divergence_.add(kl_divergence(base_p_, log_p_));
+    same_top_.add(most_likely(log_p_) == most_likely(base_p_) ? 1 : 0);
   }
   const Mean& nll() const { return nll_; }
   const Mean& divergence() const { return divergence_; }
@@ -115,7 +78,7 @@ class Score final : public LogitSink {
   bool broken() const { return broken_; }
 
  private:
-  BaseFile* base_;
+  ProbabilityFile* base_;
   bool compare_;
   std::span<const int32_t> tokens_;
   size_t first_ = 0;
@@ -223,8 +186,8 @@ int run_perplexity(PerplexityFlags& flags) {
   }
   flags.model.engine.context = flags.window;
   flags.model.engine.logit_rows = 8;
-  BaseFile probabilities;
-  BaseFile* kept = flags.against.empty() ? nullptr : &probabilities;
+  ProbabilityFile probabilities;
+  ProbabilityFile* kept = flags.against.empty() ? nullptr : &probabilities;
   Score base(kept, false);
   Score score(kept, true);
   Windows windows;

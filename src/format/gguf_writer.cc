@@ -24,6 +24,7 @@ constexpr uint32_t kArray = 9;
 constexpr uint32_t kUint64 = 10;
 constexpr uint32_t kInt64 = 11;
 constexpr uint32_t kFloat64 = 12;
+constexpr uint64_t kFixedHeader = 24;  // Before the keys.
 
 Status system_error(const char* what, const std::string& path) {
   const std::string hint = errno == ENOSPC || errno == EDQUOT ? " - make room, or write elsewhere" : "";
@@ -34,7 +35,7 @@ Status system_error(const char* what, const std::string& path) {
 GgufWriter::~GgufWriter() {
   if (file_ == nullptr) return;
   std::fclose(file_);
-  ::unlink((path_ + ".part").c_str());
+  ::unlink(part_path().c_str());
 }
 
 void GgufWriter::put(const void* bytes, size_t count) {
@@ -66,6 +67,7 @@ void GgufWriter::add_uint(const std::string& key, uint32_t value) {
 
 void GgufWriter::add_float(const std::string& key, float value) {
   put_key(key, kFloat32);
+  float_at_[key] = metadata_.size();
   put(&value, sizeof value);
 }
 
@@ -152,12 +154,12 @@ void GgufWriter::add_tensor(const std::string& name, base::TensorType type,
 
 Status GgufWriter::raw_write(const void* bytes, size_t count) {
   if (count == 0 || std::fwrite(bytes, 1, count, file_) == count) return base::ok_status();
-  return system_error("cannot write", path_ + ".part");
+  return system_error("cannot write", part_path());
 }
 
 Status GgufWriter::begin_data() {
   if (alignment_ != 32) add_uint("general.alignment", static_cast<uint32_t>(alignment_));
-  const std::string part = path_ + ".part";
+  const std::string part = part_path();
   file_ = std::fopen(part.c_str(), "wb");
   if (file_ == nullptr) return system_error("cannot create", part);
   std::string keys;
@@ -178,6 +180,7 @@ Status GgufWriter::begin_data() {
     put(&tensor.offset, sizeof tensor.offset);
   }
   metadata_.resize(base::round_up(metadata_.size(), alignment_), '\0');
+  data_at_ = metadata_.size();
   const Status status = raw_write(metadata_.data(), metadata_.size());
   std::string().swap(metadata_);
   return status;
@@ -200,9 +203,34 @@ Status GgufWriter::write(std::span<const uint8_t> bytes) {
   return base::ok_status();
 }
 
+Status GgufWriter::flush() {
+  GANGLION_CHECK(current_ == tensors_.size());
+  return std::fflush(file_) == 0 ? base::ok_status() : system_error("cannot write", part_path());
+}
+
+Status GgufWriter::raw_overwrite(uint64_t offset, const void* bytes, size_t count) {
+  if (::fseeko(file_, static_cast<off_t>(offset), SEEK_SET) != 0)
+    return system_error("cannot write", part_path());
+  GANGLION_RETURN_IF_ERROR(raw_write(bytes, count));
+  return flush();
+}
+
+Status GgufWriter::overwrite_tensor(const std::string& name, std::span<const uint8_t> bytes) {
+  const auto tensor =
+      std::find_if(tensors_.begin(), tensors_.end(), [&](const Tensor& t) { return t.name == name; });
+  GANGLION_CHECK(tensor != tensors_.end() && tensor->bytes == bytes.size());
+  return raw_overwrite(data_at_ + tensor->offset, bytes.data(), bytes.size());
+}
+
+Status GgufWriter::overwrite_float(const std::string& key, float value) {
+  const auto at = float_at_.find(key);
+  GANGLION_CHECK(at != float_at_.end());
+  return raw_overwrite(kFixedHeader + at->second, &value, sizeof value);
+}
+
 Status GgufWriter::finish() {
   GANGLION_CHECK(current_ == tensors_.size());
-  const std::string part = path_ + ".part";
+  const std::string part = part_path();
   const bool flushed = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
   const int error = errno;
   const bool closed = std::fclose(file_) == 0;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,6 +45,12 @@ class GgufWriter {
   base::Status begin_data();
   /// The next bytes of the tensors' data, in order, without the padding between tensors. Errors: kIo.
   base::Status write(std::span<const uint8_t> bytes);
+  /// Requires: all data written, which stands in part_path() then. Errors: kIo.
+  base::Status flush();
+  std::string part_path() const { return path_ + ".part"; }
+  /// After flush(): replaces a whole tensor, or the value of add_float(). Errors: kIo.
+  base::Status overwrite_tensor(const std::string& name, std::span<const uint8_t> bytes);
+  base::Status overwrite_float(const std::string& key, float value);
   /// Requires: all data written. Renames the file to its name. Errors: kIo.
   base::Status finish();
 
@@ -60,11 +67,14 @@ class GgufWriter {
   void put_string(const std::string& text);
   void put_array(const std::string& key, uint32_t kind, uint64_t count);
   base::Status raw_write(const void* bytes, size_t count);
+  base::Status raw_overwrite(uint64_t offset, const void* bytes, size_t count);
 
   std::string path_;
   uint64_t alignment_;
   std::string metadata_;  // the header's bytes so far
   uint64_t key_count_ = 0;
+  std::map<std::string, uint64_t> float_at_;  // where values stand among the keys
+  uint64_t data_at_ = 0;                      // of the first tensor in the file
   std::vector<Tensor> tensors_;
   uint64_t data_bytes_ = 0;
   std::FILE* file_ = nullptr;

@@ -54,6 +54,35 @@ class Packs(Cli):
         self.assertLess(abs(exact["kl_divergence"]), 1e-9)
         self.assertEqual(exact["same_top"], 1)
 
+    def test_defaults_stay_near_a_trained_model(self):
+        model = os.path.join(os.path.dirname(ROOT), "shared", "fixtures", "relu",
+                             "smollm2-135m-relu-iq4_nl.gguf")
+        if not os.path.exists(model):
+            self.skipTest("SKIPPED: the real ReLU model is only in the shared fixtures")
+        out = os.path.join(self.dir, "pack.gguf")
+        done = ganglion("pack", "-m", model, "-o", out, "--tokens", "512", "--kl", "0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = ganglion("perplexity", "-m", out, "--against", model, "-f", os.path.join(ROOT, "docs", "pack_format.md"),
+                        "-c", "256", "--chunks", "4", "-q", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = json.loads(done.stdout)
+        self.assertLess(found["kl_divergence"], 0.01)
+        # Roundings of activations to 8 bits alone make 4 % (ARCHITECTURE.md).
+        self.assertGreater(found["same_top"], 0.92)
+
+    def test_the_divergence_asked_for_is_kept_and_shown(self):
+        out = os.path.join(self.dir, "pack.gguf")
+        done = ganglion("pack", "-m", MODEL, "-o", out, "--tokens", "600", "--rank", "32", "--kl", "0.0001", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertGreater(report["judged_tokens"], 0)
+        self.assertLessEqual(report["kl_divergence"], max(0.0001, 1.5 * report["kl_divergence_without_predictors"]))
+        self.assertEqual(os.listdir(self.dir), ["pack.gguf"])
+        done = ganglion("inspect", "-m", out)
+        self.assertIn("ganglion.pack.divergence", done.stdout)
+        done = ganglion("pack", "-m", MODEL, "-o", out, "--tokens", "600", "--kl", "-1")
+        self.assertEqual(done.returncode, 2, done.stderr)
+
     def test_neurons_are_counted(self):
         out, _ = self.pack("--random-tokens")
         done = ganglion("bench", "-m", out, "--mem", "min", "-p", "8", "-n", "4")
