@@ -1,4 +1,4 @@
-"""A small SVG of lines over a number: no library needed. Text is escaped; axes begin at zero."""
+"""Small SVGs of lines over a number, and of bars: no library needed. Text is escaped; axes begin at zero."""
 
 from xml.sax.saxutils import escape
 
@@ -58,4 +58,24 @@ def line_plot(title, x_label, y_label, series):
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
         parts.append(f'<text x="{LEFT + 12}" y="{TOP + 14 + 16 * i}" fill="{colour}">{escape(name)}</text>')
+    return "\n".join(parts + ["</svg>", ""])
+
+
+def bar_plot(title, x_label, bars):
+    """SVG text. `bars`: (name, value) from top to bottom."""
+    most = nice_limit(max((value for _, value in bars), default=0))
+    left, step = 150, (HEIGHT - TOP - BOTTOM) / max(len(bars), 1)
+    wide = WIDTH - left - 60
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+             'font-size="12">',
+             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+             f'<text x="{WIDTH / 2:g}" y="20" text-anchor="middle" font-size="14">{escape(title)}</text>',
+             f'<text x="{WIDTH / 2:g}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_label)}</text>']
+    for i, (name, value) in enumerate(bars):
+        y = TOP + i * step
+        length = wide * value / most
+        parts += [f'<rect class="bar" x="{left}" y="{y + 0.15 * step:.1f}" width="{length:.1f}" height="{0.7 * step:.1f}" '
+                  f'fill="{COLOURS[0]}"/>',
+                  f'<text x="{left - 8}" y="{y + step / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>',
+                  f'<text x="{left + length + 6:.1f}" y="{y + step / 2 + 4:.1f}">{number(value)}</text>']
     return "\n".join(parts + ["</svg>", ""])

@@ -14,6 +14,14 @@
 
 namespace ganglion {
 
+/// Parts of the sparse path of a pack, for ablation; each has what those before it have.
+enum class SparseParts : unsigned char {
+  kBundles,          ///< What is predicted is read bundle by bundle; a layer waits for all of its reads.
+  kNeuronCache,      ///< Frequent neurons stay in memory, others are cached.
+  kClusterPipeline,  ///< Clusters are computed as their bundles arrive.
+  kAll,              ///< The next layer's likely neurons are read ahead.
+};
+
 struct EngineOptions {
   std::string model_path;  ///< A GGUF file, any shard of a split one, or a directory that holds one model.
   std::string memory = "auto";  ///< "64M", "4G", "600000000", "75%", "auto" or "min".
@@ -27,9 +35,10 @@ struct EngineOptions {
   bool react_to_pressure = true;  ///< Shrink caches when the system runs short of memory (PSI).
   bool exact = false;             ///< A pack: generate with all neurons, as the source would.
   uint64_t beside_bytes = 0;      ///< Of the budget: what others in this process will take (a draft model).
-  bool verify_bundles = false;    ///< A pack: compare bundles with their checksums as they are read.
-  size_t logit_rows = 1;          ///< Rows whose logits are computed together (perplexity takes more).
-  size_t sequences = 1;           ///< Sessions that the KV cache has room for, each with a full context.
+  SparseParts sparse_parts = SparseParts::kAll;
+  bool verify_bundles = false;  ///< A pack: compare bundles with their checksums as they are read.
+  size_t logit_rows = 1;        ///< Rows whose logits are computed together (perplexity takes more).
+  size_t sequences = 1;         ///< Sessions that the KV cache has room for, each with a full context.
   Overrides overrides;
 };
 

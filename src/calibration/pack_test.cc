@@ -68,6 +68,7 @@ struct Way {
   bool exact = false;
   size_t generated_at_once = 1;
   Phase phase = Phase::kGeneration;
+  SparseParts parts = SparseParts::kAll;
 };
 
 const std::vector<int32_t> kPrompt = {1, 17, 9, 200, 33, 5};
@@ -81,6 +82,7 @@ std::vector<float> logits_of(const std::string& path, const Way& way) {
   options.threads = way.threads;
   options.io_uring = way.io_uring;
   options.exact = way.exact;
+  options.sparse_parts = way.parts;
   options.context = 256;
   options.chunk = 16;
   options.logit_rows = 4;
@@ -129,6 +131,9 @@ TEST_P(Pack, SparsePassesDependOnNothingButPackAndTokens) {
   expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 1}), "one thread");
   expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 5, .io_uring = false}), "pread pool");
   expect_same_bits(all, logits_of(path, {.generated_at_once = 5}), "five rows at once");
+  for (const SparseParts parts :
+       {SparseParts::kBundles, SparseParts::kNeuronCache, SparseParts::kClusterPipeline})
+    expect_same_bits(all, logits_of(path, {.memory = "64M", .parts = parts}), "parts left out");
   expect_same_bits(all, logits_of(path, {.memory = "min", .generated_at_once = 12}),
                    "all rows at once, streamed");
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "cli/command.h"
@@ -22,6 +23,8 @@ struct BenchFlags {
   size_t decode_tokens = 128;
   size_t depth = 0;
   size_t repetitions = 3;
+  size_t parallel = 1;
+  bool ablation = false;
   std::string output = "md";
 };
 
@@ -67,8 +70,11 @@ double deviation(const std::vector<double>& values) {
 /// Feeds random tokens, as the field's benchmarks do: speed does not depend on which.
 class Bench {
  public:
-  Bench(const BenchFlags& flags, Engine& engine, Session& session, PassLog& log)
-      : flags_(flags), engine_(engine), session_(session), log_(log) {}
+  Bench(const BenchFlags& flags, Engine& engine, std::span<const std::unique_ptr<Session>> sessions,
+        PassLog& log)
+      : flags_(flags), engine_(engine), session_(*sessions[0]), log_(log) {
+    for (const std::unique_ptr<Session>& session : sessions) sessions_.push_back(session.get());
+  }
 
   Result<Measured> run() {
     // One unmeasured token: pages are touched and caches filled.
@@ -94,6 +100,18 @@ class Bench {
     return status;
   }
 
+  // The next token of every sequence, in one pass.
+  Status feed_all() {
+    if (sessions_.size() == 1) return feed("answer", 1, Phase::kGeneration);
+    std::vector<int32_t> tokens(sessions_.size());
+    for (int32_t& token : tokens)
+      token = static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
+    if (interrupted()) return Status(Code::kCancelled, "interrupted");
+    const Status status = engine_.evaluate_batch(sessions_, tokens, Phase::kGeneration);
+    log_.add("answer", tokens.size());
+    return status;
+  }
+
   Status repeat() {
     if (flags_.prompt_tokens > 0) {
       session_.reset();
@@ -103,9 +121,13 @@ class Bench {
       measured_.prompt_rates.push_back(static_cast<double>(flags_.prompt_tokens) / (now_s() - start));
     }
     if (flags_.decode_tokens == 0) return ok_status();
-    session_.reset();
+    for (Session* session : sessions_) session->reset();
     if (flags_.depth > 0) {
       const Status status = feed("depth", flags_.depth, Phase::kPrompt);
+      if (!status.ok()) return status;
+    }
+    for (size_t i = 1; i < sessions_.size(); ++i) {
+      const Status status = sessions_[i]->fork_from(session_);
       if (!status.ok()) return status;
     }
     const EngineStats before = engine_.stats();
@@ -113,11 +135,12 @@ class Bench {
     for (size_t i = 0; i < flags_.decode_tokens; ++i) {
       follow_budget_signals(engine_);
       const double token_start = now_s();
-      const Status status = feed("answer", 1, Phase::kGeneration);
+      const Status status = feed_all();
       if (!status.ok()) return status;
       measured_.decode_ms.push_back((now_s() - token_start) * 1e3);
     }
-    measured_.decode_rates.push_back(static_cast<double>(flags_.decode_tokens) / (now_s() - start));
+    measured_.decode_rates.push_back(static_cast<double>(flags_.decode_tokens * sessions_.size()) /
+                                     (now_s() - start));
     const EngineStats after = engine_.stats();
     measured_.decode_io_bytes +=
         after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;
@@ -135,6 +158,7 @@ class Bench {
   const BenchFlags& flags_;
   Engine& engine_;
   Session& session_;
+  std::vector<Session*> sessions_;  // The first is session_.
   PassLog& log_;
   std::mt19937 random_{42};
   Measured measured_;
@@ -157,12 +181,14 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
           {"prompt_tokens", flags.prompt_tokens},
           {"prompt_tokens_per_s", median(m.prompt_rates)},
           {"decode_tokens", flags.decode_tokens},
+          {"sequences", flags.parallel},
           {"decode_tokens_per_s", median(m.decode_rates)},
           {"decode_ms_p50", percentile(m.decode_ms, 0.50)},
           {"decode_ms_p90", percentile(m.decode_ms, 0.90)},
           {"decode_ms_p99", percentile(m.decode_ms, 0.99)},
           {"io_bytes_per_token", static_cast<double>(m.decode_io_bytes) / tokens},
           {"io_wait_ms_per_token", static_cast<double>(m.decode_wait_ns) / 1e6 / tokens},
+          {"reads_per_token", static_cast<double>(m.reads) / tokens},
           {"cache_hit_rate", hit_rate},
           {"predicted_decode_tokens_per_s",
            prediction == nullptr ? ordered_json() : ordered_json(prediction->decode_tokens_per_s)}};
@@ -185,7 +211,8 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
     text += line;
   }
   if (flags.decode_tokens > 0) {
-    const std::string at = flags.depth > 0 ? " @ d" + std::to_string(flags.depth) : "";
+    std::string at = flags.depth > 0 ? " @ d" + std::to_string(flags.depth) : "";
+    if (flags.parallel > 1) at += " x " + std::to_string(flags.parallel);
     std::snprintf(line, sizeof line, "| %s | %s | %d | %s | tg%zu%s | %.2f ± %.2f | %s | %.1f ms |\n",
                   name.c_str(), budget.c_str(), plan.threads, plan.isa.c_str(), flags.decode_tokens,
                   at.c_str(), median(m.decode_rates), deviation(m.decode_rates),
@@ -231,32 +258,101 @@ std::string csv(const ordered_json& facts) {
   return head + "\n" + row + "\n";
 }
 
-int run_bench(BenchFlags& flags) {
-  const size_t longest = std::max(flags.prompt_tokens, flags.depth + flags.decode_tokens);
-  if (flags.repetitions == 0 || longest == 0)
-    return fail(Status(Code::kInvalidArgument, "nothing to measure"));
-  if (flags.model.engine.context == 0) flags.model.engine.context = std::max<size_t>(longest, 1);
-  if (flags.output != "md") flags.model.quiet = true;
-  Result<std::unique_ptr<Engine>> engine = open_engine(flags.model);
-  if (!engine.ok()) return fail(engine.status());
-  Result<std::unique_ptr<Session>> session = engine.value()->new_session();
-  if (!session.ok()) return fail(session.status());
+struct Run {
+  PlanSummary plan;
+  Measured measured;
+  std::optional<Prediction> prediction;
+};
+
+Result<Run> measure(const BenchFlags& flags) {
+  ModelFlags model = flags.model;
+  Result<std::unique_ptr<Engine>> engine = open_engine(model);
+  if (!engine.ok()) return engine.status();
+  std::vector<std::unique_ptr<Session>> sessions;
+  for (size_t i = 0; i < flags.parallel; ++i) {
+    Result<std::unique_ptr<Session>> session = engine.value()->new_session();
+    if (!session.ok()) return session.status();
+    sessions.push_back(session.take());
+  }
+  Run run;
   const Result<Prediction> predicted = predict_speed(engine.value()->plan());
+  if (predicted.ok()) run.prediction = predicted.value();
   Result<std::unique_ptr<PassLog>> log =
       PassLog::create(flags.log, *engine.value(), flags.model.engine.model_path);
-  if (!log.ok()) return fail(log.status());
-  Bench bench(flags, *engine.value(), *session.value(), *log.value());
-  const Result<Measured> measured = bench.run();
-  if (!measured.ok()) return fail(measured.status());
+  if (!log.ok()) return log.status();
+  Bench bench(flags, *engine.value(), sessions, *log.value());
+  Result<Measured> measured = bench.run();
+  if (!measured.ok()) return measured.status();
   const Status logged = log.value()->finish();
-  if (!logged.ok()) return fail(logged);
-  const PlanSummary& plan = engine.value()->plan();
-  const Prediction* prediction = predicted.ok() ? &predicted.value() : nullptr;
-  const ordered_json all = facts(flags, plan, measured.value(), prediction);
+  if (!logged.ok()) return logged;
+  run.plan = engine.value()->plan();
+  run.measured = measured.take();
+  return run;
+}
+
+// One part of the sparse path after the other, as Figure 14 of PowerInfer-2 has it.
+int run_ablation(BenchFlags& flags) {
+  const struct {
+    const char* name;
+    bool exact;
+    SparseParts parts;
+  } steps[] = {{"streamed dense", true, SparseParts::kBundles},
+               {"+ bundles", false, SparseParts::kBundles},
+               {"+ neuron cache", false, SparseParts::kNeuronCache},
+               {"+ cluster pipeline", false, SparseParts::kClusterPipeline},
+               {"+ look-ahead", false, SparseParts::kAll}};
+  ordered_json rows = ordered_json::array();
+  std::string text =
+      "| | t/s | x | I/O wait | read per token | requests per token |\n|---|---|---|---|---|---|\n";
+  for (const auto& step : steps) {
+    flags.model.engine.exact = step.exact;
+    flags.model.engine.sparse_parts = step.parts;
+    const Result<Run> run = measure(flags);
+    if (!run.ok()) return fail(run.status());
+    const Measured& m = run.value().measured;
+    if (!step.exact && m.resident + m.cached + m.read == 0) {
+      return fail(Status(Code::kInvalidArgument, "'" + flags.model.engine.model_path +
+                                                     "' is no pack: there is nothing to leave out"));
+    }
+    const double tokens = std::max<double>(1, static_cast<double>(m.decode_ms.size()));
+    double all_ms = 0;
+    for (const double ms : m.decode_ms) all_ms += ms;
+    const double wait = static_cast<double>(m.decode_wait_ns) / 1e6 / all_ms;
+    const double rate = median(m.decode_rates);
+    rows.push_back({{"parts", step.name},
+                    {"decode_tokens_per_s", rate},
+                    {"io_wait_share", wait},
+                    {"io_bytes_per_token", static_cast<double>(m.decode_io_bytes) / tokens},
+                    {"reads_per_token", static_cast<double>(m.reads) / tokens}});
+    char line[256];
+    std::snprintf(line, sizeof line, "| %s | %.2f | %.2f | %.0f %% | %s | %.0f |\n", step.name, rate,
+                  rate / rows[0]["decode_tokens_per_s"].get<double>(), 100 * wait,
+                  bytes_text(static_cast<double>(m.decode_io_bytes) / tokens).c_str(),
+                  static_cast<double>(m.reads) / tokens);
+    text += line;
+  }
+  const Status written = write_out(flags.output == "md" ? text : rows.dump(1) + "\n");
+  return written.ok() ? 0 : fail(written);
+}
+
+int run_bench(BenchFlags& flags) {
+  if (flags.ablation) flags.prompt_tokens = 0;
+  const size_t longest = std::max(flags.prompt_tokens, flags.depth + flags.decode_tokens);
+  if (flags.repetitions == 0 || longest == 0 || (flags.ablation && flags.decode_tokens == 0))
+    return fail(Status(Code::kInvalidArgument, "nothing to measure"));
+  if (flags.model.engine.context == 0) flags.model.engine.context = std::max<size_t>(longest, 1);
+  flags.model.engine.sequences = flags.parallel;
+  if (flags.output != "md") flags.model.quiet = true;
+  if (flags.ablation) return run_ablation(flags);
+  const Result<Run> run = measure(flags);
+  if (!run.ok()) return fail(run.status());
+  const auto& [plan, measured, predicted] = run.value();
+  const Prediction* prediction = predicted.has_value() ? &*predicted : nullptr;
+  const ordered_json all = facts(flags, plan, measured, prediction);
   const std::string text = flags.output == "json"    ? all.dump(1) + "\n"
                            : flags.output == "jsonl" ? all.dump() + "\n"
                            : flags.output == "csv"   ? csv(all)
-                                                     : markdown(flags, plan, measured.value(), prediction);
+                                                     : markdown(flags, plan, measured, prediction);
   const Status written = write_out(text);
   return written.ok() ? 0 : fail(written);
 }
@@ -280,6 +376,11 @@ void register_bench(CLI::App& app, CommandBody* body) {
   bounded(command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed"),
           1000)
       ->capture_default_str();
+  command->add_option("--parallel", flags->parallel, "Sequences whose answers are evaluated as one batch")
+      ->check(CLI::Range(1, 32))
+      ->capture_default_str();
+  command->add_flag("--ablation", flags->ablation,
+                    "A pack: the answer test with one part of the sparse path after the other");
   command->add_option("-o,--output", flags->output, "Form of the result")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}).description(""))
       ->capture_default_str()

@@ -11,6 +11,7 @@
 #include "engine/multiply.h"
 #include "engine/scratch.h"
 #include "engine/trial.h"
+#include "ganglion/engine.h"
 #include "ganglion/session.h"
 #include "kernels/kernel_table.h"
 #include "model/attention.h"
@@ -78,6 +79,7 @@ struct ForwardContext {
   kernels::KvType kv_type = kernels::KvType::kF16;
   size_t chunk = 0;
   size_t logit_rows = 1;
+  SparseParts sparse_parts = SparseParts::kAll;
   size_t context = 0;  ///< Decides between long and short rope factors.
 };
 

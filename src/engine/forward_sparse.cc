@@ -63,6 +63,8 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   GANGLION_RETURN_IF_ERROR(request_missing());
   GANGLION_RETURN_IF_ERROR(predict_ahead(rows, layer + 1));
   for (;;) {
+    if (context_.sparse_parts < SparseParts::kClusterPipeline)
+      GANGLION_RETURN_IF_ERROR(bundles.wait_for_requested());
     compute_ready(rows, layer);
     accumulate_down(rows, layer);
     if (s.done == s.active_count) return base::ok_status();
@@ -245,6 +247,7 @@ Status ForwardPass::request_missing() {
 // and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind what is needed now.
 Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
   const ModelConfig& config = *context_.config;
+  if (context_.sparse_parts < SparseParts::kAll) return base::ok_status();
   if (layer >= config.layers.size() || config.layers[layer].moe || !single_row_ || !look_ahead_.use()) {
     return base::ok_status();
   }

@@ -184,7 +184,8 @@ Status Runtime::open_store() {
                       .embedding_shard = embedding.shard,
                       .embedding_offset = embedding.offset,
                       .kv_type = kv_type_,
-                      .logit_rows = std::max({size_t{1}, options_.logit_rows, options_.sequences})};
+                      .logit_rows = std::max({size_t{1}, options_.logit_rows, options_.sequences}),
+                      .sparse_parts = options_.sparse_parts};
   // The header has been read; its pages need not stay.
   for (uint32_t i = 0; i < file_->shards().size(); ++i) {
     ::posix_fadvise(store_->file(i).fd(), 0, static_cast<off_t>(file_->shards()[i].data_offset),
@@ -260,6 +261,7 @@ Status Runtime::make_plan() {
                                   options_.context, config_.context_trained));
   }
   GANGLION_ASSIGN_OR_RETURN(plan_, planner::make_plan(model_sizes(), request));
+  leave_out_parts(&plan_);
   const uint64_t available = platform::read_memory_limits().available_bytes;
   if (plan_.planned_bytes() > available + plan_.process_bytes) {
     return Status(
@@ -432,6 +434,7 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
 }
 
 Status Runtime::apply(planner::Plan next) {
+  leave_out_parts(&next);
   arena_->set_budget_bytes(std::max(arena_->budget_bytes(), next.arena_bytes()));
   if (packed() && next.neuron_cache_bytes < plan_.neuron_cache_bytes) {
     GANGLION_RETURN_IF_ERROR(bundles_->resize_cache(next.neuron_cache_bytes));

@@ -65,6 +65,7 @@ class Runtime {
   void summarise();
   void summarise_matrices();
   void summarise_neurons();
+  void leave_out_parts(planner::Plan* plan) const;
   base::Status apply(planner::Plan next);
   base::Status load_vectors(std::span<uint8_t> memory);
   neuron_stream::StreamConfig stream_config() const;

@@ -113,6 +113,14 @@ void Runtime::summarise_neurons() {
   s.sparse_bytes_per_token += static_cast<uint64_t>(bytes);
 }
 
+// For ablation: no neuron stays in memory.
+void Runtime::leave_out_parts(planner::Plan* plan) const {
+  if (!packed() || options_.sparse_parts >= SparseParts::kNeuronCache) return;
+  std::fill(plan->neuron_prefix.begin(), plan->neuron_prefix.end(), 0U);
+  plan->neuron_warm = plan->neuron_prefix;
+  plan->neuron_prefix_bytes = plan->neuron_cache_bytes = 0;
+}
+
 std::vector<neuron_stream::BundleLayer> Runtime::bundle_layers() const {
   std::vector<neuron_stream::BundleLayer> layers;
   for (const LayerWeights& w : weights_.layers) {

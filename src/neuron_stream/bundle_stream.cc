@@ -337,6 +337,13 @@ Status BundleStream::poll(bool wait) {
   return std::exchange(error_, base::ok_status());
 }
 
+Status BundleStream::wait_for_requested() {
+  submit();
+  const Half& half = halves_[present_];
+  while (half.complete < half.runs) GANGLION_RETURN_IF_ERROR(poll(true));
+  return base::ok_status();
+}
+
 void BundleStream::restart() {
   submit();
   for (Half& half : halves_) recycle(half);

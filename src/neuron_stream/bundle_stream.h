@@ -102,6 +102,8 @@ class BundleStream {
   base::Status recycle_present();
   /// Runs completions; with `wait`, sleeps for one if reads are under way. Errors: those of reads.
   base::Status poll(bool wait);
+  /// Until everything that was requested for the present layer is there. Errors: those of reads.
+  base::Status wait_for_requested();
   void tick() { cache_->tick(); }
   /// The pass was given up: everything on its way is read out and forgotten.
   void restart();

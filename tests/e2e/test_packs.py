@@ -89,6 +89,29 @@ class Packs(Cli):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"neurons per token: [1-9]\d*, 0\.0 % resident")
 
+    def test_parts_of_the_sparse_path_are_left_out_one_by_one(self):
+        out, _ = self.pack("--random-tokens")
+        done = ganglion("bench", "-m", out, "--mem", "64M", "-n", "4", "-r", "1", "--ablation", "-o", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = {row["parts"]: row for row in json.loads(done.stdout)}
+        self.assertEqual(list(rows), ["streamed dense", "+ bundles", "+ neuron cache", "+ cluster pipeline", "+ look-ahead"])
+        # Without a cache, layers of several hundred neurons are read for each token; with one, all is in memory.
+        self.assertGreater(rows["+ bundles"]["io_bytes_per_token"], 10 * rows["+ neuron cache"]["io_bytes_per_token"])
+        self.assertGreater(rows["+ bundles"]["reads_per_token"], 2 * rows["+ neuron cache"]["reads_per_token"])
+        for args, said in ((("-m", MODEL, "--ablation"), "is no pack"), (("-m", out, "--ablation", "-n", "0"), "nothing to"),
+                           (("-m", out, "--parallel", "0"), "--parallel")):
+            done = ganglion("bench", *args, "-r", "1")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
+
+    def test_several_sequences_are_a_batch(self):
+        out, _ = self.pack("--random-tokens")
+        done = ganglion("bench", "-m", out, "-p", "0", "-n", "6", "-d", "5", "-r", "1", "--parallel", "3", "-o", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        facts = json.loads(done.stdout)
+        self.assertEqual(facts["sequences"], 3)
+        self.assertGreater(facts["decode_tokens_per_s"], 0)
+
     def test_refusals(self):
         target = os.path.join(self.dir, "x.gguf")
         for args, said, code in (

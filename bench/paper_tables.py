@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""The tables of the PowerInfer-2 paper (arXiv 2406.06282) on a packed model with sparse activations, all in one run.
+
+  bench/paper_tables.py PACK.gguf --source MODEL.gguf [--budget 2.6GB] [--out bench/results/NAME]
+
+PACK is what `ganglion pack` made of MODEL; synthetic ones come from `synthesize`, and every figure then is one of a
+synthetic model. Measured: all in memory, under a memory cgroup of --budget (which counts page cache), what a token costs
+against what reading and computing alone cost, latency, prompts, batches, and one part of the sparse path after the other.
+Our program is build/release/ganglion (or GANGLION); a peer's llama-bench is named by LLAMA_BENCH and skipped if that is
+not set. Needs root and a version 1 memory cgroup. Prints markdown; with --out also writes it with a plot (SVG).
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+
+from beyond_memory import GANGLION, PEER, budget_list, gb, in_cgroup
+from svg_plot import bar_plot
+
+# Tokens per second of the paper's phone, 7B with half of the FFN off memory: its Figure 7 and llama.cpp's there.
+PAPER_7B, PAPER_7B_PEER = 11.1, 0.4
+
+
+def bench(args, model, budget, *more):
+    """JSON of `ganglion bench`, under a cgroup unless `budget` is 0, and the cgroup's peak."""
+    command = [GANGLION, "bench", "-m", model, "-t", str(args.threads), "-c", "512", "-r", "1", "-o", "json", *more]
+    if budget:
+        done, peak = in_cgroup(budget, [*command, "--mem", str(budget)], args.timeout)
+    else:
+        done = subprocess.run([*command, "--mem", args.enough], capture_output=True, text=True, timeout=args.timeout,
+                              check=False)
+        peak = 0
+    if done.returncode != 0:
+        raise SystemExit((done.stderr.strip().splitlines() or ["bench failed"])[-1])
+    print(".", end="", file=sys.stderr, flush=True)
+    return json.loads(done.stdout), peak
+
+
+def peer(args, budget):
+    """Tokens per second of the peer on the source, memory-mapped, its habit beyond memory."""
+    if not PEER:
+        return None
+    command = [PEER, "-m", args.source, "-t", str(args.threads), "-p", "0", "-n", str(args.peer_tokens), "-r", "1", "-o",
+               "json", "-ngl", "0", *args.peer_args.split()]
+    if budget:
+        done, _ = in_cgroup(budget, command, args.timeout)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout, check=False)
+    try:
+        return json.loads(done.stdout)[-1]["avg_ts"]
+    except (ValueError, IndexError, KeyError):
+        print((done.stderr.strip().splitlines() or ["the peer said nothing"])[-1], file=sys.stderr)
+        return None
+
+
+def machine(args):
+    """Facts of `ganglion doctor` on the pack's disk, measured now."""
+    done = subprocess.run([GANGLION, "doctor", "-m", args.pack, "--quick", "--json"], capture_output=True, text=True,
+                          check=True)
+    return json.loads(done.stdout)
+
+
+def random_reads(facts, read_bytes):
+    """Reads per second and seconds of a processor per read, between the two sizes measured around `read_bytes`."""
+    samples = sorted((s["read_bytes"], s["bytes_per_s"], s["cpu_s_per_read"]) for s in facts["disk"]
+                     if not s["sequential"] and s["depth"] >= 16)
+    below = max((s for s in samples if s[0] <= read_bytes), default=samples[0])
+    above = min((s for s in samples if s[0] >= read_bytes), default=samples[-1])
+    part = 0 if above[0] == below[0] else (read_bytes - below[0]) / (above[0] - below[0])
+    seconds = (1 - part) * below[0] / below[1] + part * above[0] / above[1]
+    return 1 / seconds, (1 - part) * below[2] + part * above[2]
+
+
+def bound(in_memory_ms, reads, read_bytes, facts, threads):
+    """Milliseconds of a token that only reads, and of one that only computes, its requests' processor time included."""
+    rate, cpu_s = random_reads(facts, read_bytes)
+    return 1e3 * reads / rate, in_memory_ms + 1e3 * reads * cpu_s / threads
+
+
+def ratio(value, other):
+    return "-" if not other else f"{value / other:.1f}x"
+
+
+def median_rates(runs):
+    return statistics.median(run["decode_tokens_per_s"] for run in runs)
+
+
+def measure(args):
+    """All figures, in rounds that alternate, so that a slow minute meets all alike."""
+    tokens = ["-p", "0", "-n", str(args.tokens)]
+    out = {"facts": [], "dense": [], "memory": [], "tight": [], "peer_memory": [], "peer_tight": []}
+    for _ in range(args.rounds):
+        out["facts"].append(machine(args))
+        out["dense"].append(bench(args, args.source, 0, *tokens)[0])
+        out["memory"].append(bench(args, args.pack, 0, *tokens)[0])
+        out["tight"].append(bench(args, args.pack, args.budget, *tokens))
+        for key, budget in (("peer_memory", 0), ("peer_tight", args.budget)):
+            rate = peer(args, budget)
+            if rate:
+                out[key].append(rate)
+    prompt = ["-p", "512", "-n", "0"]
+    out["prompt_pack"] = bench(args, args.pack, args.budget, *prompt)[0]["prompt_tokens_per_s"]
+    out["prompt_source"] = bench(args, args.source, args.budget, *prompt)[0]["prompt_tokens_per_s"]
+    batch = ["-p", "0", "-n", str(max(args.tokens // 4, 4)), "--parallel", "4"]
+    out["batch_memory"] = bench(args, args.pack, 0, *batch)[0]["decode_tokens_per_s"]
+    out["batch_tight"] = bench(args, args.pack, args.budget, *batch)[0]["decode_tokens_per_s"]
+    out["ablation"] = bench(args, args.pack, args.budget, "-n", str(args.tokens), "--ablation")[0]
+    plan = subprocess.run([GANGLION, "plan", "-m", args.pack, "--mem", args.enough, "-c", "512", "--json"],
+                          capture_output=True, text=True, check=True)
+    out["plan"] = json.loads(plan.stdout)
+    print(file=sys.stderr)
+    return out
+
+
+def tables(args, found):
+    """Markdown of what measure() found."""
+    facts = found["facts"][-1]
+    memory = statistics.median(max(s["bytes_per_s"] for s in f["memory"]) for f in found["facts"])
+    dense, packed = median_rates(found["dense"]), median_rates(found["memory"])
+    peer_memory = statistics.median(found["peer_memory"]) if found["peer_memory"] else None
+    peer_tight = statistics.median(found["peer_tight"]) if found["peer_tight"] else None
+    touched = found["plan"]["sparse_bytes_per_token"]
+    lines = [f"{os.path.basename(args.pack)} ({gb(os.path.getsize(args.pack))} GB) of {os.path.basename(args.source)} "
+             f"({gb(os.path.getsize(args.source))} GB); {facts['cpu']}, {args.threads} threads, memory {gb(memory)} GB/s, "
+             f"kernels {facts['kernel_tables'][0]}; Linux {platform.release()}; {args.tokens} random tokens, context 512, "
+             f"medians of {args.rounds} rounds.", "",
+             "| all in memory | tokens/s | x dense | x peer | of bytes touched / bandwidth |", "|---|---|---|---|---|",
+             f"| dense | {dense:.2f} | | {ratio(dense, peer_memory)} | |",
+             f"| pack | {packed:.2f} | {ratio(packed, dense)} | {ratio(packed, peer_memory)} | "
+             f"{100 * packed * touched / memory:.0f} % ({gb(touched)} GB) |"]
+    if peer_memory:
+        lines.append(f"| peer, mmap | {peer_memory:.2f} | | | |")
+    lines += ["", f"| limit {gb(args.budget)} GB | tokens/s | reads a token | I/O alone, ms | computing alone, ms | a token, ms "
+              "| of the larger | I/O wait, ms | peak, GB |", "|---|---|---|---|---|---|---|---|---|"]
+    shares = []
+    for facts, in_memory, (tight, peak) in zip(found["facts"], found["memory"], found["tight"]):
+        reads, size = tight["reads_per_token"], tight["io_bytes_per_token"] / max(tight["reads_per_token"], 1)
+        io_ms, compute_ms = bound(1e3 / in_memory["decode_tokens_per_s"], reads, size, facts, args.threads)
+        ms = 1e3 / tight["decode_tokens_per_s"]
+        shares.append(ms / max(io_ms, compute_ms))
+        lines.append(f"| round {len(shares)} | {tight['decode_tokens_per_s']:.2f} | {reads:.0f} of {size / 1024:.1f} KiB | "
+                     f"{io_ms:.0f} | {compute_ms:.0f} | {ms:.0f} | {shares[-1]:.2f}x | {tight['io_wait_ms_per_token']:.1f} | "
+                     f"{gb(peak)} |")
+    rate = median_rates([tight for tight, _ in found["tight"]])
+    lines.append(f"| median | {rate:.2f} | | | | | {statistics.median(shares):.2f}x | | |")
+    if peer_tight:
+        lines.append(f"| peer, mmap | {peer_tight:.2f} ({ratio(rate, peer_tight)}) | | | | | | | |")
+    last = found["tight"][-1][0]
+    lines += ["", f"The paper's phone: {PAPER_7B} tokens/s, {PAPER_7B / PAPER_7B_PEER:.1f} times llama.cpp there.", "",
+              "| latency of a token | P50 | P90 | P99 | P99 / mean |", "|---|---|---|---|---|",
+              f"| ms | {last['decode_ms_p50']:.0f} | {last['decode_ms_p90']:.0f} | {last['decode_ms_p99']:.0f} | "
+              f"{last['decode_ms_p99'] * last['decode_tokens_per_s'] / 1e3:.2f} |", "",
+              "| prompt of 512 at the limit | tokens/s |", "|---|---|", f"| source | {found['prompt_source']:.1f} |",
+              f"| pack | {found['prompt_pack']:.1f} ({100 * found['prompt_pack'] / found['prompt_source']:.0f} %) |", "",
+              "| four sequences as a batch | tokens/s | x one |", "|---|---|---|",
+              f"| all in memory | {found['batch_memory']:.2f} | {found['batch_memory'] / packed:.2f} |",
+              f"| at the limit | {found['batch_tight']:.2f} | {found['batch_tight'] / rate:.2f} |", "",
+              "| at the limit, one part after the other | tokens/s | x | I/O wait | read per token |", "|---|---|---|---|---|"]
+    first = found["ablation"][0]["decode_tokens_per_s"]
+    for step in found["ablation"]:
+        lines.append(f"| {step['parts']} | {step['decode_tokens_per_s']:.2f} | {step['decode_tokens_per_s'] / first:.1f} | "
+                     f"{100 * step['io_wait_share']:.0f} % | {step['io_bytes_per_token'] / 1e6:.0f} MB |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pack")
+    parser.add_argument("--source", required=True, help="the model that was packed")
+    parser.add_argument("--budget", type=budget_list, default=[2600000000], help="of the tight runs")
+    parser.add_argument("--enough", default="auto", help="--mem of the runs in memory")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer-tokens", type=int, default=8)
+    parser.add_argument("--peer-args", default="", help="further arguments of the peer, in one string")
+    parser.add_argument("--timeout", type=int, default=1800)
+    parser.add_argument("--out", help="write OUT.md and OUT.svg")
+    args = parser.parse_args()
+    args.budget = args.budget[0]
+    found = measure(args)
+    text = tables(args, found)
+    print(text)
+    if args.out:
+        with open(args.out + ".md", "w", encoding="utf-8") as file:
+            file.write(text)
+        bars = [(step["parts"], step["decode_tokens_per_s"]) for step in found["ablation"]]
+        if found["peer_tight"]:
+            bars.insert(0, ("peer, mmap", statistics.median(found["peer_tight"])))
+        with open(args.out + ".svg", "w", encoding="utf-8") as file:
+            file.write(bar_plot(f"{os.path.basename(args.pack)} in {gb(args.budget)} GB", "tokens/s", bars))
+
+
+if __name__ == "__main__":
+    main()
