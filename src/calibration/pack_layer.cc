@@ -164,13 +164,13 @@ class LayerWriter {
     });
     data->low.insert(data->low.end(), p.low.begin(), p.low.end());
     const size_t before = data->out.size();
-    const size_t row_bytes = kernels::down_row_bytes(DownType::kQ8, ffn_.neurons);
+    const size_t row_bytes = kernels::down_row_bytes(kPredictorType, ffn_.neurons);
     data->out.resize(before + layer_.rank * row_bytes);
     std::vector<float> row(ffn_.neurons);
     for (size_t k = 0; k < layer_.rank; ++k) {
       for (size_t i = 0; i < order.size(); ++i)
         row[i] = p.out[k * ffn_.neurons + static_cast<size_t>(order[i])];
-      kernels::quantize_down_row(DownType::kQ8, row.data(), row.size(),
+      kernels::quantize_down_row(kPredictorType, row.data(), row.size(),
                                  data->out.data() + before + k * row_bytes);
     }
     for (const int32_t neuron : order) {
@@ -261,7 +261,7 @@ void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufW
   const uint64_t e = layer.ffn.experts;
   if (layer.rank > 0) {
     writer->add_tensor(p + "ffn_predict_low.weight", TensorType::kQ8_0, {layer.ffn.dim, layer.rank, e});
-    writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ8_0, {f, layer.rank, e});
+    writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ4_0, {f, layer.rank, e});
     writer->add_tensor(p + "ffn_predict_threshold.weight", TensorType::kF32, {f, e});
   }
   writer->add_tensor(p + "ffn_order.weight", TensorType::kI32, {f, e});

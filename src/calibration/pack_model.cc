@@ -102,8 +102,9 @@ class Packer {
       for (const float f : learnt.frequency) active += static_cast<double>(f);
       active /= static_cast<double>(uint64_t{layer.ffn.neurons} * layer.ffn.used);
       const double gates = static_cast<double>(uint64_t{layer.ffn.neurons} * layer.gate_bytes);
-      const double predictor = static_cast<double>(base::row_bytes(TensorType::kQ8_0, kUsualRank) *
-                                                   (uint64_t{layer.ffn.dim} + layer.ffn.neurons));
+      const double predictor =
+          static_cast<double>(kUsualRank * (base::row_bytes(TensorType::kQ8_0, layer.ffn.dim) +
+                                            base::row_bytes(TensorType::kQ4_0, layer.ffn.neurons)));
       const double share = std::min(1.0, kUsualOverPrediction * active);
       if (predictor + share * gates > (1 - kLeastSaving) * gates) layer.rank = 0;
     }
@@ -263,7 +264,7 @@ class Packer {
       if (l.rank > 0) {
         report.predictor_bytes +=
             l.ffn.experts * (l.rank * base::row_bytes(TensorType::kQ8_0, l.ffn.dim) +
-                             l.ffn.neurons * base::row_bytes(TensorType::kQ8_0, l.rank));
+                             l.rank * base::row_bytes(TensorType::kQ4_0, l.ffn.neurons));
       }
     }
     report.bytes = writer.data_bytes();

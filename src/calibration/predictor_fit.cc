@@ -189,8 +189,7 @@ class Fitter {
     Rows low(rank, in_.dim);
     project_gate(out, &low);
     solve(moment, &low);
-    // Both factors get the square root of a component's size, so that 8 bits serve both. (Thresholds are set
-    // on scores whose `out` is not rounded yet: 8 bits move a score by far less than rank does.)
+    // Both factors get the square root of a component's size, so that few bits serve both.
     const size_t low_bytes = base::row_bytes(TensorType::kQ8_0, in_.dim);
     std::vector<float> balance(rank, 0);
     for (size_t k = 0; k < rank; ++k) {
@@ -199,8 +198,13 @@ class Fitter {
       for (size_t d = 0; d < in_.dim; ++d) low[k][d] *= std::sqrt(size);
       kernels::quantize_down_row(kernels::DownType::kQ8, low[k], in_.dim, result_.low.data() + k * low_bytes);
     }
+    // Blocks of the file hold neurons in another order, but round about as well.
+    std::vector<uint8_t> row(kernels::down_row_bytes(kPredictorType, in_.neurons));
     for (size_t k = 0; k < rank; ++k) {
-      for (size_t f = 0; f < in_.neurons; ++f) result_.out[k * in_.neurons + f] = out[k][f] * balance[k];
+      float* to = &result_.out[k * in_.neurons];
+      for (size_t f = 0; f < in_.neurons; ++f) to[f] = out[k][f] * balance[k];
+      kernels::quantize_down_row(kPredictorType, to, in_.neurons, row.data());
+      in_.kernels->dequantize[static_cast<size_t>(TensorType::kQ4_0)](row.data(), in_.neurons, to);
     }
   }
 

@@ -34,6 +34,9 @@ struct FitInput {
   double recall = 0.99;  ///< Of level 0.
 };
 
+/// Form of a predictor's second factor, which GGUF knows as Q4_0.
+inline constexpr kernels::DownType kPredictorType = kernels::DownType::kQ4;
+
 /// Level i is for predictors that miss 1 / 2^i of what the recall asked for allows.
 inline constexpr size_t kRecallLevels = 8;
 
@@ -43,7 +46,7 @@ struct Predictor {
     double recall = 1, mass_recall = 1, over_prediction = 0;  ///< As in PackLayerReport.
   };
   std::vector<uint8_t> low;      ///< [rank] Q8_0 rows of D.
-  std::vector<float> out;        ///< [rank][F], as 8 bits will hold it.
+  std::vector<float> out;        ///< [rank][F], nearly as kPredictorType will hold it.
   std::vector<float> sigma;      ///< [F]: deviation of gates from scores.
   std::vector<float> value;      ///< [F]: mean square that a gate of 1 adds to the output, over its price.
   std::vector<float> frequency;  ///< [F]: share of the sample tokens for which it fires.

@@ -134,8 +134,10 @@ Status ForwardPass::score(size_t rows, size_t layer, size_t first) {
   Buffers::Sparse& s = buffers_->sparse;
   const size_t neurons = bundle.rows.rows;
   const size_t tiles = base::ceil_div(neurons - first, Buffers::kNeuronTile);
-  const size_t row_bytes = kernels::down_row_bytes(kernels::DownType::kQ8, neurons);
-  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(kernels::DownType::kQ8)];
+  const auto type =
+      bundle.predict_out.type == base::TensorType::kQ4_0 ? kernels::DownType::kQ4 : kernels::DownType::kQ8;
+  const size_t row_bytes = kernels::down_row_bytes(type, neurons);
+  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(type)];
   for (size_t u = 0; u < s.unit_count; ++u) {
     for (size_t t = 0; t < rows; ++t)
       std::fill_n(s.scores + (u * s.rows + t) * neurons + first, neurons - first, 0.0F);

@@ -198,8 +198,10 @@ void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig
     b.predict_out = m.matrix(p + "ffn_predict_out.weight", layer.rank, ffn, experts, kKeys);
     b.threshold = m.vector(p + "ffn_predict_threshold.weight", uint64_t{experts} * ffn, kKeys);
   }
-  if (layer.rank > 0 && (ffn % 32 != 0 || b.predict_out.type != base::TensorType::kQ8_0))
-    return fail("predictors are rows of whole blocks of Q8_0");
+  const bool known =
+      b.predict_out.type == base::TensorType::kQ4_0 || b.predict_out.type == base::TensorType::kQ8_0;
+  if (layer.rank > 0 && (ffn % 32 != 0 || !known))
+    return fail("predictors are rows of whole blocks of Q4_0 or Q8_0");
   b.tensor = m.plain(p + "ffn_bundle.weight", base::TensorType::kI8, b.stride, ffn, experts);
   b.order_tensor = m.plain(p + "ffn_order.weight", base::TensorType::kI32, ffn, experts, 1);
   b.frequency_tensor = m.plain(p + "ffn_frequency.weight", base::TensorType::kF32, ffn, experts, 1);
