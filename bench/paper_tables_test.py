@@ -31,6 +31,11 @@ class Bound(unittest.TestCase):
         self.assertAlmostEqual(cpu_s, 6e-6)
         self.assertAlmostEqual(paper_tables.random_reads(FACTS, 1 << 20)[0], 50e3, msg="beyond the largest")
 
+    def test_a_disk_is_as_fast_as_the_slower_of_two_measurements(self):
+        faster = {**FACTS, "disk": [{**sample, "bytes_per_s": 2 * sample["bytes_per_s"]} for sample in FACTS["disk"]]}
+        for pair in ((FACTS, faster), (faster, FACTS)):
+            self.assertAlmostEqual(paper_tables.random_reads(paper_tables.slower_disk(*pair), 4096)[0], 100e3)
+
     def test_requests_take_processor_time_of_all_threads(self):
         io_ms, compute_ms = paper_tables.bound(100, 5000, 4096, FACTS, 2)
         self.assertAlmostEqual(io_ms, 50)

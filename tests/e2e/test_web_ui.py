@@ -119,6 +119,8 @@ class WebUi(unittest.TestCase):
         for name, value in values.items():
             self.browser.run(f"document.querySelector('#settings').click(); document.querySelector('#s-{name}').value = '{value}'; "
                              "document.querySelector('#dialog').close()")
+            # The dialog's end is told to the page a little later.
+            self.assertTrue(until(lambda n=name, v=value: self.browser.run(f"settings['{n}']") == str(v)))
 
     def test_a_chat(self):
         self.assertTrue(until(lambda: "tiny" in self.browser.run("document.title")))
