@@ -26,7 +26,7 @@ class Trial {
         phase_ = Phase::kWith;
         break;
       case Phase::kWith:
-        pays_ = mean_ns < without_ns_;
+        pays_ = mean_ns < kLeastGain * without_ns_;
         phase_ = Phase::kDecided;
         break;
       case Phase::kDecided:
@@ -39,6 +39,7 @@ class Trial {
   enum class Phase : unsigned char { kWithout, kWith, kDecided };
   static constexpr size_t kTryTokens = 8;
   static constexpr size_t kKeepTokens = 128;
+  static constexpr double kLeastGain = 0.97;  // Less is noise, and the option has its price.
 
   Phase phase_ = Phase::kWithout;
   bool pays_ = false;

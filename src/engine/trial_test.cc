@@ -25,6 +25,12 @@ TEST(Trial, KeepsWhatPaysAndDropsWhatDoesNot) {
   EXPECT_FALSE(bad.pays());
 }
 
+TEST(Trial, DropsWhatGainsLessThanNoise) {
+  Trial trial;
+  EXPECT_LT(used_of(trial, 1000, 99, 100), 100U);
+  EXPECT_FALSE(trial.pays());
+}
+
 TEST(Trial, FollowsAChange) {
   Trial trial;
   used_of(trial, 500, 80, 100);

@@ -160,8 +160,9 @@ class WebUi(unittest.TestCase):
         stopped = False
         for _ in range(20):  # A random answer may end by itself before it can be stopped.
             self.ask("the cat")
-            if until(lambda: self.browser.run("document.querySelector('#send').innerText") != "Send", 2):
-                self.browser.run("if (document.querySelector('#send').innerText != 'Send') document.querySelector('#ask').requestSubmit()")
+            # Once text is there: an answer that is stopped before it begins leaves nothing to see.
+            until(lambda: "".join(self.answers()[-1:]) != "" or self.browser.run("document.querySelector('#send').innerText") == "Send")
+            self.browser.run("if (document.querySelector('#send').innerText != 'Send') document.querySelector('#ask').requestSubmit()")
             self.assertTrue(self.idle())
             self.assertTrue(until(lambda: self.server.metric("llamacpp:requests_processing") == 0))
             stopped = stopped or "stopped" in self.browser.run("document.querySelector('#log').innerText")
