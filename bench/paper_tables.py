@@ -172,6 +172,7 @@ def tables(args, found):
     for step in found["ablation"]:
         lines.append(f"| {step['parts']} | {step['decode_tokens_per_s']:.2f} | {step['decode_tokens_per_s'] / first:.1f} | "
                      f"{100 * step['io_wait_share']:.0f} % | {step['io_bytes_per_token'] / 1e6:.0f} MB |")
+    lines += ["", "Streamed dense: exact passes on the pack, whose bundles bring down rows along that such passes do not use."]
     return "\n".join(lines) + "\n"
 
 
