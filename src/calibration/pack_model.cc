@@ -58,6 +58,7 @@ class Packer {
     GANGLION_RETURN_IF_ERROR(open());
     GANGLION_RETURN_IF_ERROR(calibrate());
     GANGLION_RETURN_IF_ERROR(choose_ranks());
+    GANGLION_RETURN_IF_ERROR(choose_judged());
     return write();
   }
 
@@ -114,7 +115,7 @@ class Packer {
   // Space for the output, and for a calibration of its own.
   Status check_room() const {
     uint64_t need = source_->file().file_bytes();
-    if (measures()) need += uint64_t{kJudgedTokens / 2} * source_->config().vocab * sizeof(float);
+    if (wants_judgement()) need += uint64_t{kJudgedTokens / 2} * source_->config().vocab * sizeof(float);
     for (const PackedLayer& layer : layers_) {
       const FfnMatrices& f = layer.ffn;
       const uint64_t neurons = uint64_t{f.neurons} * f.experts;
@@ -168,7 +169,22 @@ class Packer {
                                base::format_bytes(budget).c_str()));
   }
 
-  bool measures() const { return options_.divergence > 0 && !options_.random_tokens; }
+  bool wants_judgement() const { return options_.divergence > 0 && !options_.random_tokens; }
+
+  // The tokens that the pack is judged on; none where the text is too short.
+  Status choose_judged() {
+    if (!wants_judgement()) return ok_status();
+    calibration::TokenSource text;
+    text.model_path = options_.model_path;
+    text.overrides = options_.overrides;
+    text.text_path = options_.text_path;
+    text.tokens = kJudgedTokens;
+    text.piece = kWindow;
+    text.between = true;
+    GANGLION_ASSIGN_OR_RETURN(judged_, calibration::choose_tokens(text));
+    if (judged_.size() < kWindow) judged_.clear();
+    return ok_status();
+  }
 
   Result<CalibratedLayer> calibrated(size_t layer, bool with_samples) const {
     CalibratedLayer out;
@@ -198,7 +214,7 @@ class Packer {
     writer->add_uint("ganglion.pack.calibration_tokens",
                      static_cast<uint32_t>(calibration_->header().tokens));
     writer->add_float(kRecallKey, static_cast<float>(options_.recall));
-    if (measures()) {
+    if (!judged_.empty()) {
       writer->add_float(kDivergenceKey, 0);
       writer->add_float(kSameTopKey, 0);
     }
@@ -271,7 +287,7 @@ class Packer {
     report.tokens = calibration_->header().tokens;
     report.down = down_;
     size_t level = 0;
-    if (measures()) {
+    if (!judged_.empty()) {
       GANGLION_ASSIGN_OR_RETURN(level, choose_level(&writer, &report));
     }
     for (const calibration::LayerThresholds& layer : thresholds_)
@@ -283,15 +299,6 @@ class Packer {
   // The first level of recall whose divergence is small enough, and its thresholds in the file.
   Result<size_t> choose_level(format::GgufWriter* writer, PackReport* report) {
     GANGLION_RETURN_IF_ERROR(writer->flush());
-    calibration::TokenSource text;
-    text.model_path = options_.model_path;
-    text.overrides = options_.overrides;
-    text.text_path = options_.text_path;
-    text.tokens = kJudgedTokens;
-    text.piece = kWindow;
-    text.between = true;
-    GANGLION_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, calibration::choose_tokens(text));
-    if (tokens.size() < kWindow) return 0;  // Too short a text to measure anything.
     EngineOptions engine;
     engine.model_path = writer->part_path();
     engine.memory = options_.memory;
@@ -300,7 +307,7 @@ class Packer {
     engine.context = kWindow;
     engine.overrides = options_.overrides;
     const size_t slash = options_.output_path.rfind('/');
-    calibration::PackJudge judge(engine, std::move(tokens),
+    calibration::PackJudge judge(engine, judged_,
                                  slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
                                  progress_, context_);
     constexpr size_t kAll = calibration::kRecallLevels;
@@ -360,6 +367,7 @@ class Packer {
   std::string down_;
   std::vector<PackedLayer> layers_;
   std::vector<calibration::LayerThresholds> thresholds_;
+  std::vector<int32_t> judged_;
   std::string own_calibration_;
   std::unique_ptr<CalibrationFile> calibration_;
 };

@@ -80,6 +80,14 @@ class Packs(Cli):
         self.assertEqual(os.listdir(self.dir), ["pack.gguf"])
         done = ganglion("inspect", "-m", out)
         self.assertIn("ganglion.pack.divergence", done.stdout)
+        # Nothing is said where nothing can be measured.
+        short = os.path.join(self.dir, "short.txt")
+        with open(short, "w", encoding="utf-8") as file:
+            file.write("a short text")
+        done = ganglion("pack", "-m", MODEL, "-o", out, "-f", short, "--rank", "32", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("judged_tokens", json.loads(done.stdout))
+        self.assertNotIn("ganglion.pack.divergence", ganglion("inspect", "-m", out).stdout)
         done = ganglion("pack", "-m", MODEL, "-o", out, "--tokens", "600", "--kl", "-1")
         self.assertEqual(done.returncode, 2, done.stderr)
 
