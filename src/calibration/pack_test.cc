@@ -132,8 +132,10 @@ TEST_P(Pack, SparsePassesDependOnNothingButPackAndTokens) {
   expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 5, .io_uring = false}), "pread pool");
   expect_same_bits(all, logits_of(path, {.generated_at_once = 5}), "five rows at once");
   for (const SparseParts parts :
-       {SparseParts::kBundles, SparseParts::kNeuronCache, SparseParts::kClusterPipeline})
-    expect_same_bits(all, logits_of(path, {.memory = "64M", .parts = parts}), "parts left out");
+       {SparseParts::kBundles, SparseParts::kNeuronCache, SparseParts::kClusterPipeline}) {
+    for (const char* memory : {"min", "1G"})
+      expect_same_bits(all, logits_of(path, {.memory = memory, .parts = parts}), "parts left out");
+  }
   expect_same_bits(all, logits_of(path, {.memory = "min", .generated_at_once = 12}),
                    "all rows at once, streamed");
 }

@@ -99,7 +99,7 @@ class Packs(Cli):
 
     def test_parts_of_the_sparse_path_are_left_out_one_by_one(self):
         out, _ = self.pack("--random-tokens")
-        done = ganglion("bench", "-m", out, "--mem", "64M", "-n", "4", "-r", "1", "--ablation", "-o", "json")
+        done = ganglion("bench", "-m", out, "--mem", "1G", "-n", "4", "-r", "1", "--ablation", "-o", "json")
         self.assertEqual(done.returncode, 0, done.stderr)
         rows = {row["parts"]: row for row in json.loads(done.stdout)}
         self.assertEqual(list(rows), ["streamed dense", "+ bundles", "+ neuron cache", "+ cluster pipeline", "+ look-ahead"])
