@@ -62,14 +62,17 @@ def ours(args, budget):
             "p99": facts["decode_ms_p99"], "predicted": facts["predicted_decode_tokens_per_s"]}
 
 
+def peer_command(args, model):
+    return [PEER, "-m", model, "-t", str(args.threads), "-p", "0", "-n", str(args.peer_tokens), "-r", "1", "-o", "json", "-ngl",
+            "0", *args.peer_args.split()]
+
+
 def theirs(args, budget):
     """The peer with memory-mapped weights, its habit beyond memory; repacking would need the memory twice."""
     if not PEER:
         return None
-    command = [PEER, "-m", args.model, "-t", str(args.threads), "-p", "0", "-n", str(args.peer_tokens), "-r", "1", "-o", "json",
-               "-ngl", "0", *args.peer_args.split()]
     try:
-        done, peak = in_cgroup(budget, command, args.timeout)
+        done, peak = in_cgroup(budget, peer_command(args, args.model), args.timeout)
         rows = json.loads(done.stdout)
         return {"decode": rows[-1]["avg_ts"], "peak": peak}
     except subprocess.TimeoutExpired:
@@ -78,10 +81,15 @@ def theirs(args, budget):
         return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:80]}
 
 
+def machine(model):
+    """Facts of `ganglion doctor` on the model's disk, measured now."""
+    done = subprocess.run([GANGLION, "doctor", "-m", model, "--quick", "--json"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
 def disk_rate(args):
     """Bytes per second of blocks of 512 KiB, eight under way, measured now."""
-    done = subprocess.run([GANGLION, "doctor", "-m", args.model, "--quick", "--json"], capture_output=True, text=True, check=True)
-    facts = json.loads(done.stdout)
+    facts = machine(args.model)
     rate = max(sample["bytes_per_s"] for sample in facts["disk"] if sample["sequential"])
     memory = max(sample["bytes_per_s"] for sample in facts["memory"])
     return rate, memory, facts

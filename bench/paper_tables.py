@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 
-from beyond_memory import GANGLION, PEER, budget_list, gb, in_cgroup
+from beyond_memory import GANGLION, PEER, budget_list, gb, in_cgroup, machine, peer_command
 from svg_plot import bar_plot
 
 # Tokens per second of the paper's phone, 7B with half of the FFN off memory: its Figure 7 and llama.cpp's there.
@@ -44,8 +44,7 @@ def peer(args, budget):
     """Tokens per second of the peer on the source, memory-mapped, its habit beyond memory."""
     if not PEER:
         return None
-    command = [PEER, "-m", args.source, "-t", str(args.threads), "-p", "0", "-n", str(args.peer_tokens), "-r", "1", "-o",
-               "json", "-ngl", "0", *args.peer_args.split()]
+    command = peer_command(args, args.source)
     if budget:
         done, _ = in_cgroup(budget, command, args.timeout)
     else:
@@ -55,13 +54,6 @@ def peer(args, budget):
     except (ValueError, IndexError, KeyError):
         print((done.stderr.strip().splitlines() or ["the peer said nothing"])[-1], file=sys.stderr)
         return None
-
-
-def machine(args):
-    """Facts of `ganglion doctor` on the pack's disk, measured now."""
-    done = subprocess.run([GANGLION, "doctor", "-m", args.pack, "--quick", "--json"], capture_output=True, text=True,
-                          check=True)
-    return json.loads(done.stdout)
 
 
 def slower_disk(before, after):
@@ -101,9 +93,9 @@ def measure(args):
     out = {"facts": [], "dense": [], "memory": [], "tight": [], "peer_memory": [], "peer_tight": []}
     for _ in range(args.rounds):
         # Shared disks slow down after large reads: their rate is taken before and after the run that it is compared with.
-        before = machine(args)
+        before = machine(args.pack)
         out["tight"].append(bench(args, args.pack, args.budget, *tokens))
-        out["facts"].append(slower_disk(before, machine(args)))
+        out["facts"].append(slower_disk(before, machine(args.pack)))
         out["memory"].append(bench(args, args.pack, 0, *tokens)[0])
         out["dense"].append(bench(args, args.source, 0, *tokens)[0])
         for key, budget in (("peer_memory", 0), ("peer_tight", args.budget)):

@@ -10,30 +10,16 @@ namespace {
 constexpr size_t kHalfWindow = 64;
 constexpr size_t kStep = 8;  // Tokens between looks at whether to go on.
 
-class KeepBase final : public LogitSink {
+/// Writes log probabilities of the judged halves to the file, or compares them with what it holds.
+class JudgeSink final : public LogitSink {
  public:
-  explicit KeepBase(ProbabilityFile* file) : file_(file) {}
-  void logits(size_t position, std::span<const float> logits) override {
-    if (position < kHalfWindow) return;
-    log_softmax(logits, &log_p_);
-    broken_ |= !file_->try_write(log_p_);
-  }
-  bool broken() const { return broken_; }
-
- private:
-  ProbabilityFile* file_;
-  std::vector<float> log_p_;
-  bool broken_ = false;
-};
-
-class Compare final : public LogitSink {
- public:
-  explicit Compare(ProbabilityFile* file) : file_(file) {}
+  JudgeSink(ProbabilityFile* file, bool compare) : file_(file), compare_(compare) { file_->rewind(); }
   void logits(size_t position, std::span<const float> logits) override {
     if (position < kHalfWindow) return;
     log_softmax(logits, &log_p_);
     base_.resize(log_p_.size());
-    broken_ |= !file_->try_read(&base_);
+    broken_ |= !(compare_ ? file_->try_read(&base_) : file_->try_write(log_p_));
+    if (!compare_) return;
     divergence_ += kl_divergence(base_, log_p_);
     same_top_ += most_likely(base_) == most_likely(log_p_) ? 1 : 0;
     ++tokens_;
@@ -46,6 +32,7 @@ class Compare final : public LogitSink {
 
  private:
   ProbabilityFile* file_;
+  bool compare_;
   std::vector<float> log_p_, base_;
   double divergence_ = 0;
   double same_top_ = 0;
@@ -85,16 +72,14 @@ Result<Judgement> PackJudge::judge() {
   Status status = engine.value()->load(nullptr, nullptr);
   if (!status.ok()) return status;
   const Status no_room(Code::kIo, "cannot keep probabilities in a temporary file beside the pack");
-  base_.rewind();
   if (!has_base_) {
-    KeepBase keep(&base_);
+    JudgeSink keep(&base_, false);
     status = run_windows(*engine.value(), false, &keep);
     if (!status.ok()) return status;
     if (keep.broken()) return no_room;
     has_base_ = true;
-    base_.rewind();
   }
-  Compare compare(&base_);
+  JudgeSink compare(&base_, true);
   status = run_windows(*engine.value(), true, &compare);
   if (!status.ok()) return status;
   if (compare.broken()) return no_room;

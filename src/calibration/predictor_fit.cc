@@ -292,16 +292,20 @@ class Fitter {
   }
 
   void count_only() {
-    double active = 0;
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
       Block block(tokens_, rows, in_);
       fill(first, rows, &block);
     }
+    sum_up_frequencies();
+    for (Predictor::Level& level : result_.levels) level.over_prediction = 1 / std::max(result_.active, 1e-9);
+  }
+
+  void sum_up_frequencies() {
+    double active = 0;
     for (const float f : result_.frequency) active += static_cast<double>(f);
     result_.active = active / static_cast<double>(in_.neurons);
     result_.top_30 = top_share();
-    for (Predictor::Level& level : result_.levels) level.over_prediction = 1 / std::max(result_.active, 1e-9);
   }
 
   double top_share() const {
@@ -378,10 +382,7 @@ class Fitter {
   }
 
   void choose_levels(const std::vector<Tally>& tallies) {
-    double active = 0;
-    for (const float f : result_.frequency) active += static_cast<double>(f);
-    result_.active = active / static_cast<double>(in_.neurons);
-    result_.top_30 = top_share();
+    sum_up_frequencies();
     const Tally& all = tallies[kWorths];
     size_t w = 0;
     for (size_t i = 0; i < kRecallLevels; ++i) {

@@ -90,11 +90,13 @@ class Bench {
   }
 
  private:
+  int32_t random_token() {
+    return static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
+  }
+
   Status feed(const char* name, size_t count, Phase phase) {
     std::vector<int32_t> tokens(count);
-    for (int32_t& token : tokens) {
-      token = static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
-    }
+    for (int32_t& token : tokens) token = random_token();
     const Status status = session_.evaluate(tokens, &interrupted(), nullptr, phase);
     log_.add(name, count);
     return status;
@@ -104,8 +106,7 @@ class Bench {
   Status feed_all() {
     if (sessions_.size() == 1) return feed("answer", 1, Phase::kGeneration);
     std::vector<int32_t> tokens(sessions_.size());
-    for (int32_t& token : tokens)
-      token = static_cast<int32_t>(random_() % static_cast<uint32_t>(engine_.text().vocab_size()));
+    for (int32_t& token : tokens) token = random_token();
     if (interrupted()) return Status(Code::kCancelled, "interrupted");
     const Status status = engine_.evaluate_batch(sessions_, tokens, Phase::kGeneration);
     log_.add("answer", tokens.size());

@@ -27,24 +27,6 @@ constexpr size_t kRowsAhead = 2;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.
 constexpr size_t kPartsPerThread = 1;
 
-// out[t] of one weight row for the rows that `mask` has: each by itself where few do, the weights being in
-// the nearest cache then. Other elements are left alone.
-void multiply_row(kernels::MatmulFn row, kernels::MatmulArgs args, uint32_t mask) {
-  constexpr size_t kAllAtOnceShare = 2;
-  const size_t rows = args.tokens;
-  if (static_cast<size_t>(std::popcount(mask)) * kAllAtOnceShare > rows) return row(args);
-  const uint8_t* x = args.x;
-  float* out = args.out;
-  args.tokens = 1;
-  for (uint32_t left = mask; left != 0; left &= left - 1) {
-    const auto t = static_cast<size_t>(std::countr_zero(left));
-    args.x = x + t * args.x_stride;
-    args.out = out + t;
-    row(args);
-    args.ahead = nullptr;
-  }
-}
-
 void prefetch(const uint8_t* data, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at);
 }
@@ -325,12 +307,9 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
     }
     args.weights = neuron.data;
     args.out = gate[i];
-    multiply_row(gate_row, args, neuron.rows);
+    gate_row(args);
     uint32_t mask = 0;
-    for (uint32_t left = neuron.rows; left != 0; left &= left - 1) {
-      const auto t = static_cast<size_t>(std::countr_zero(left));
-      mask |= gate[i][t] > threshold ? 1U << t : 0;
-    }
+    for (size_t t = 0; t < rows; ++t) mask |= gate[i][t] > threshold ? 1U << t & neuron.rows : 0;
     if (mask != 0) {
       open[open_count++] = {entries[i], mask, gate[i]};
     } else {
@@ -358,7 +337,7 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
     const size_t next = i + kRowsAhead;
     args.ahead = next < open.size() ? s.active[open[next].entry].data + bundle.up_offset : nullptr;
     args.weights = neuron.data + bundle.up_offset;
-    multiply_row(up_row, args, open[i].rows);
+    up_row(args);
     float* values = s.values + open[i].entry * s.rows;
     std::fill_n(values, rows, 0.0F);
     const float* weight = s.unit_weight + neuron.unit * s.rows;
