@@ -27,6 +27,8 @@ struct CalibrateOptions {
   Overrides overrides;
   /// After an interruption the folder "<output>.calibrating" stays, and the same call goes on from it.
   bool resumable = true;
+  /// Takes a SiLU model, too: its activations can be made sparse (PackOptions::sparsify).
+  bool allow_silu = false;
   /// Predictors of these ranks (multiples of 32; larger than the model's width: left out) are fitted and
   /// judged for the report.
   std::vector<uint32_t> ranks;

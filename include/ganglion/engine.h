@@ -59,6 +59,9 @@ struct PlanSummary {
   uint64_t expert_bytes_per_token = 0;  ///< Expert weights touched by a token, cached or not.
   uint64_t expert_bytes = 0;            ///< All experts.
   uint64_t expert_cache_bytes = 0;
+  /// What makes generated tokens of a pack differ from exact ones: "predictors", "cats:0.50"; empty: nothing
+  /// but the rounding of down rows.
+  std::string sparsity;
   // Of a pack, as calibration lets expect it for a generated token:
   uint64_t sparse_bytes_per_token = 0;           ///< Weights touched; 0: all neurons are used.
   uint64_t sparse_streamed_bytes_per_token = 0;  ///< Of those, what is read for every token.

@@ -25,13 +25,16 @@ struct PackOptions {
   size_t tokens = 4096;          ///< at most so many.
   /// Type of the transposed down rows: q4, q6, q8, f16 or f32; auto: q6, q8 or f16, as the source.
   std::string down = "auto";
-  /// Of the predictors, a multiple of 32; 0: none, every neuron is computed. Not given: 192 in layers where
+  /// Of the predictors, a multiple of 32; 0: none, all gates are computed. Not given: 192 in layers where
   /// that makes less to read and compute, 0 in the others.
   std::optional<uint32_t> rank;
   double recall = 0.99;  ///< Share of the activation mass that predictors must find, at least.
   /// Mean KL divergence in nat from exact passes that sparse ones may have, measured on tokens held out: the
   /// recall is raised until they keep it, or half as much again as without predictors. 0: not measured.
   double divergence = 0.0007;
+  /// For SiLU models, lossy: "cats:0.5" leaves out the smaller half of the activations; "cats": as many as
+  /// keep `divergence`. Empty: none.
+  std::string sparsify;
   Overrides overrides;
 };
 
@@ -55,6 +58,7 @@ struct PackReport {
   double divergence = 0;        ///< Mean KL divergence in nat.
   double same_top = 0;          ///< Share of positions with the same most likely token.
   double least_divergence = 0;  ///< With every neuron computed; 0: not measured.
+  double left_out = 0;          ///< Share of SiLU activations that sparse passes leave out.
 };
 
 /// `progress` (or null) is told the stage, done and total, and may return false to stop (kCancelled); nothing

@@ -220,4 +220,17 @@ Result<LayerSamples> ActivationSamples::read(size_t layer, size_t begin, size_t 
   return samples;
 }
 
+std::vector<float> inputs_of_expert(const LayerSamples& samples, const FfnMatrices& ffn, uint32_t expert) {
+  if (ffn.experts == 1) return samples.inputs;
+  std::vector<float> inputs;
+  const size_t tokens = samples.inputs.size() / ffn.dim;
+  for (size_t t = 0; t < tokens; ++t) {
+    const uint32_t* routed = &samples.experts[t * ffn.used];
+    if (std::find(routed, routed + ffn.used, expert) == routed + ffn.used) continue;
+    const auto x = samples.inputs.begin() + static_cast<ptrdiff_t>(t * ffn.dim);
+    inputs.insert(inputs.end(), x, x + ffn.dim);
+  }
+  return inputs;
+}
+
 }  // namespace ganglion::calibration

@@ -26,6 +26,9 @@ struct LayerSamples {
   std::vector<uint32_t> experts;
 };
 
+/// The inputs of the tokens that were routed to an expert (of a dense FFN: all).
+std::vector<float> inputs_of_expert(const LayerSamples& samples, const FfnMatrices& ffn, uint32_t expert);
+
 struct SampleOptions {
   EngineOptions engine;
   std::string folder;

@@ -58,7 +58,8 @@ class Calibrator {
     GANGLION_ASSIGN_OR_RETURN(source_, ModelSource::open({.model_path = options_.model_path,
                                                           .overrides = options_.overrides,
                                                           .isa = options_.isa,
-                                                          .threads = options_.threads}));
+                                                          .threads = options_.threads,
+                                                          .allow_silu = options_.allow_silu}));
     GANGLION_ASSIGN_OR_RETURN(tokens_, calibration::choose_tokens({.model_path = options_.model_path,
                                                                    .overrides = options_.overrides,
                                                                    .text_path = options_.text_path,

@@ -22,7 +22,7 @@ using model_config::FfnActivation;
 Result<std::unique_ptr<ModelSource>> ModelSource::open(const SourceOptions& options) {
   std::unique_ptr<ModelSource> source(new ModelSource());
   GANGLION_RETURN_IF_ERROR(source->read_header(options));
-  GANGLION_RETURN_IF_ERROR(source->choose_layers(options.model_path));
+  GANGLION_RETURN_IF_ERROR(source->choose_layers(options));
   return source;
 }
 
@@ -43,12 +43,18 @@ Status ModelSource::read_header(const SourceOptions& options) {
   return base::ok_status();
 }
 
-Status ModelSource::choose_layers(const std::string& path) {
-  if (config_.pack.present) return Status(Code::kInvalidArgument, "'" + path + "' is a pack already");
-  if (config_.activation != FfnActivation::kRelu && config_.activation != FfnActivation::kDRelu) {
-    return Status(Code::kUnsupported,
-                  "this model's FFN activations are not sparse (no ReLU): run it as it is - it is streamed "
-                  "losslessly");
+Status ModelSource::choose_layers(const SourceOptions& options) {
+  if (config_.pack.present)
+    return Status(Code::kInvalidArgument, "'" + options.model_path + "' is a pack already");
+  const bool rectified =
+      config_.activation == FfnActivation::kRelu || config_.activation == FfnActivation::kDRelu;
+  const bool silu = config_.activation == FfnActivation::kSilu;
+  if (!rectified && !(silu && options.allow_silu)) {
+    return Status(
+        Code::kUnsupported,
+        std::string("this model's FFN activations are not sparse (no ReLU): run it as it is - it is "
+                    "streamed losslessly") +
+            (silu ? "; --sparsify cats packs it at a loss" : ""));
   }
   GANGLION_ASSIGN_OR_RETURN(const model::WeightMap weights, model::map_weights(*file_, &config_));
   const auto tensor = [&](const model::MatrixRef& matrix) {

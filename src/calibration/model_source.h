@@ -33,6 +33,7 @@ struct SourceOptions {
   Overrides overrides;
   std::string isa;
   int threads = 0;
+  bool allow_silu = false;  ///< Activations that sparsify_layer() can make sparse.
 };
 
 /// Immutable after opening; slices may be read from one thread.
@@ -60,7 +61,7 @@ class ModelSource {
  private:
   ModelSource() = default;
   base::Status read_header(const SourceOptions& options);
-  base::Status choose_layers(const std::string& path);
+  base::Status choose_layers(const SourceOptions& options);
 
   std::unique_ptr<format::GgufModel> file_;
   model_config::ModelConfig config_;

@@ -41,19 +41,19 @@ class LayerWriter {
  public:
   LayerWriter(const PackedLayer& layer, const ModelSource& source, const FitOptions& options,
               const LayerSamples& samples, std::span<const float> frequency)
-      : layer_(layer),
-        source_(source),
-        options_(options),
-        inputs_(samples.inputs),
-        experts_(samples.experts),
-        frequency_(frequency) {}
+      : layer_(layer), source_(source), options_(options), samples_(samples), frequency_(frequency) {}
 
   // Fits all experts first: predictors stand before bundles in the file.
   Status fit(LayerData* data) {
     for (uint32_t e = 0; e < ffn_.experts; ++e) {
       Matrices m;
       GANGLION_RETURN_IF_ERROR(read_expert(e, &m));
-      const std::vector<float> inputs = inputs_of(e);
+      if (layer_.sparsified) {
+        collect(unpredicted(e), e, data);
+        continue;
+      }
+      std::vector<float> inputs;
+      if (ffn_.experts > 1) inputs = inputs_of_expert(samples_, ffn_, e);
       Predictor p = fit_predictor({.kernels = &source_.kernels(),
                                    .threads = &source_.threads(),
                                    .gate_type = ffn_.gate->type,
@@ -64,11 +64,28 @@ class LayerWriter {
                                    .threshold = source_.config().ffn_threshold,
                                    .neurons = ffn_.neurons,
                                    .dim = ffn_.dim,
-                                   .inputs = experts_.empty() ? inputs_ : std::span<const float>(inputs),
+                                   .inputs = ffn_.experts > 1 ? inputs : samples_.inputs,
                                    .down_norm = down_norm_,
                                    .rank = layer_.rank,
                                    .recall = options_.recall});
       collect(p, e, data);
+    }
+    return base::ok_status();
+  }
+
+  // The gates of all experts as matrices, rows in pack order.
+  Status gates(std::span<const int32_t> order, format::GgufWriter* writer) const {
+    std::vector<uint8_t> gate;
+    std::vector<uint8_t> out;
+    for (uint32_t e = 0; e < ffn_.experts; ++e) {
+      GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.gate, e, &gate));
+      out.resize(gate.size());
+      for (size_t i = 0; i < ffn_.neurons; ++i) {
+        const auto neuron = static_cast<size_t>(order[e * size_t{ffn_.neurons} + i]);
+        std::memcpy(out.data() + i * layer_.gate_bytes, gate.data() + neuron * layer_.gate_bytes,
+                    layer_.gate_bytes);
+      }
+      GANGLION_RETURN_IF_ERROR(writer->write(out));
     }
     return base::ok_status();
   }
@@ -86,13 +103,14 @@ class LayerWriter {
       for (size_t i = 0; i < count; ++i) {
         const auto neuron = static_cast<size_t>(order[first + i]);
         uint8_t* to = out.data() + i * layer_.stride;
-        std::memcpy(to, m.gate.data() + neuron * layer_.gate_bytes, layer_.gate_bytes);
-        std::memcpy(to + layer_.gate_bytes, m.up.data() + neuron * layer_.up_bytes, layer_.up_bytes);
-        std::memcpy(to + layer_.gate_bytes + layer_.up_bytes, down_rows_.data() + neuron * layer_.down_bytes,
+        uint8_t* up = to + layer_.up_offset();
+        std::memcpy(to, m.gate.data() + neuron * layer_.gate_bytes, layer_.up_offset());
+        std::memcpy(up, m.up.data() + neuron * layer_.up_bytes, layer_.up_bytes);
+        std::memcpy(to + layer_.down_offset(), down_rows_.data() + neuron * layer_.down_bytes,
                     layer_.down_bytes);
-        checks->push_back(static_cast<int64_t>(format::bundle_checksum({to, layer_.gate_bytes})));
-        checks->push_back(static_cast<int64_t>(
-            format::bundle_checksum({to + layer_.gate_bytes, layer_.up_bytes + layer_.down_bytes})));
+        checks->push_back(static_cast<int64_t>(format::bundle_checksum({to, layer_.up_offset()})));
+        checks->push_back(
+            static_cast<int64_t>(format::bundle_checksum({up, layer_.up_bytes + layer_.down_bytes})));
       }
       GANGLION_RETURN_IF_ERROR(writer->write(out));
     }
@@ -106,20 +124,6 @@ class LayerWriter {
     GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.down, e, &m->down));
     transpose_down(m->down);
     return base::ok_status();
-  }
-
-  // The inputs of the tokens that were routed to an expert.
-  std::vector<float> inputs_of(uint32_t expert) const {
-    std::vector<float> inputs;
-    const size_t tokens = inputs_.size() / ffn_.dim;
-    const size_t used = tokens > 0 ? experts_.size() / tokens : 0;
-    for (size_t t = 0; t < tokens && used > 0; ++t) {
-      const uint32_t* routed = &experts_[t * used];
-      if (std::find(routed, routed + used, expert) == routed + used) continue;
-      inputs.insert(inputs.end(), inputs_.begin() + static_cast<ptrdiff_t>(t * ffn_.dim),
-                    inputs_.begin() + static_cast<ptrdiff_t>((t + 1) * ffn_.dim));
-    }
-    return inputs;
   }
 
   // down_rows_ [F] and down_norm_ [F] from the rows [D] of F.
@@ -154,6 +158,25 @@ class LayerWriter {
         });
   }
 
+  // What is known of an expert without fitting anything.
+  Predictor unpredicted(uint32_t e) const {
+    const std::span<const float> frequency = frequency_.subspan(size_t{e} * ffn_.neurons, ffn_.neurons);
+    std::vector<float> descending(frequency.begin(), frequency.end());
+    std::sort(descending.begin(), descending.end(), std::greater<>());
+    double all = 0;
+    double top = 0;
+    for (size_t i = 0; i < descending.size(); ++i) {
+      all += static_cast<double>(descending[i]);
+      if (i < descending.size() * 3 / 10) top += static_cast<double>(descending[i]);
+    }
+    Predictor p;
+    p.sigma.assign(ffn_.neurons, 0);
+    p.value = p.sigma;
+    p.active = all / ffn_.neurons * ffn_.experts / ffn_.used;
+    p.top_30 = all > 0 ? top / all : 0;
+    return p;
+  }
+
   // Appends an expert's predictor in pack order.
   void collect(const Predictor& p, uint32_t e, LayerData* data) const {
     const std::span<const float> frequency = frequency_.subspan(size_t{e} * ffn_.neurons, ffn_.neurons);
@@ -185,8 +208,7 @@ class LayerWriter {
   const FfnMatrices& ffn_ = layer_.ffn;
   const ModelSource& source_;
   const FitOptions& options_;
-  std::span<const float> inputs_;
-  std::span<const uint32_t> experts_;
+  const LayerSamples& samples_;
   std::span<const float> frequency_;
   std::vector<uint8_t> down_rows_;
   std::vector<float> down_norm_;
@@ -263,6 +285,9 @@ void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufW
     writer->add_tensor(p + "ffn_predict_low.weight", TensorType::kQ8_0, {layer.ffn.dim, layer.rank, e});
     writer->add_tensor(p + "ffn_predict_out.weight", TensorType::kQ4_0, {f, layer.rank, e});
     writer->add_tensor(p + "ffn_predict_threshold.weight", TensorType::kF32, {f, e});
+  } else {
+    writer->add_tensor(p + "ffn_bundle_gate.weight", layer.ffn.gate->type, {layer.ffn.dim, f, e});
+    if (layer.sparsified) writer->add_tensor(p + "ffn_gate_threshold.weight", TensorType::kF32, {1});
   }
   writer->add_tensor(p + "ffn_order.weight", TensorType::kI32, {f, e});
   writer->add_tensor(p + "ffn_frequency.weight", TensorType::kF32, {f, e});
@@ -280,6 +305,10 @@ Result<LayerThresholds> write_layer(const PackedLayer& layer, const ModelSource&
     GANGLION_RETURN_IF_ERROR(writer->write(data.low));
     GANGLION_RETURN_IF_ERROR(writer->write(data.out));
     GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.thresholds.at(0, source.config().ffn_threshold))));
+  } else {
+    GANGLION_RETURN_IF_ERROR(work.gates(data.order, writer));
+    const std::vector<float> threshold = {calibrated.gate_threshold};
+    if (layer.sparsified) GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(threshold)));
   }
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.order)));
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.frequency)));

@@ -17,12 +17,16 @@ namespace ganglion::calibration {
 struct PackedLayer {
   FfnMatrices ffn;
   uint32_t rank = 0;
+  bool sparsified = false;  ///< Gates are open by the size of their SiLU.
   uint32_t gate_bytes = 0;
   uint32_t up_bytes = 0;
   uint32_t down_bytes = 0;
   uint32_t stride = 0;
 
-  uint32_t bundle_bytes() const { return gate_bytes + up_bytes + down_bytes; }
+  /// Without a predictor all gates are computed: they are a matrix of their own.
+  uint32_t up_offset() const { return rank > 0 ? gate_bytes : 0; }
+  uint32_t down_offset() const { return up_offset() + up_bytes; }
+  uint32_t bundle_bytes() const { return down_offset() + down_bytes; }
 };
 
 /// Offsets as docs/pack_format.md has them; a stride of whole pages where that wastes at most a fifth: a read
@@ -39,6 +43,7 @@ void declare_layer(const PackedLayer& layer, const std::string& prefix, format::
 struct CalibratedLayer {
   LayerSamples samples;
   std::vector<float> frequency;  ///< [E][F]: share of all tokens that fire a neuron.
+  float gate_threshold = 0;      ///< Of a sparsified layer.
 };
 
 struct FitOptions {

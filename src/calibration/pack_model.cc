@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 
 #include "base/units.h"
@@ -12,6 +13,7 @@
 #include "calibration/calibration_tokens.h"
 #include "calibration/pack_judge.h"
 #include "calibration/pack_layer.h"
+#include "calibration/sparsify.h"
 #include "engine/runtime.h"
 #include "ganglion/calibration.h"
 #include "ganglion/pack.h"
@@ -41,6 +43,9 @@ constexpr size_t kWindow = 128;
 constexpr const char* kRecallKey = "ganglion.pack.recall";
 constexpr const char* kDivergenceKey = "ganglion.pack.divergence";
 constexpr const char* kSameTopKey = "ganglion.pack.same_top";
+constexpr const char* kLeftOutKey = "ganglion.pack.left_out";
+// Shares of SiLU activations to leave out that are tried, the most first.
+constexpr double kShares[] = {0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1};
 
 class Packer {
  public:
@@ -64,10 +69,15 @@ class Packer {
 
  private:
   Status open() {
+    GANGLION_RETURN_IF_ERROR(choose_shares());
     GANGLION_ASSIGN_OR_RETURN(source_, ModelSource::open({.model_path = options_.model_path,
                                                           .overrides = options_.overrides,
                                                           .isa = options_.isa,
-                                                          .threads = options_.threads}));
+                                                          .threads = options_.threads,
+                                                          .allow_silu = sparsifies()}));
+    if (sparsifies() && source_->config().activation != model_config::FfnActivation::kSilu)
+      return Status(Code::kInvalidArgument,
+                    "this model's activations are sparse already: --sparsify is for SiLU");
     static constexpr const char* kNames[kernels::kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
     down_ = options_.down == "auto" ? usual_down_type() : options_.down;
     const auto* name = std::find(std::begin(kNames), std::end(kNames), down_);
@@ -76,12 +86,35 @@ class Packer {
                     "'" + down_ + "' is no type of down rows - use auto, q4, q6, q8, f16 or f32");
     }
     fit_ = {.down_type = static_cast<DownType>(name - kNames), .recall = options_.recall};
-    GANGLION_RETURN_IF_ERROR(calibration::check_rank(options_.rank.value_or(kUsualRank)));
+    const uint32_t rank = sparsifies() ? 0 : options_.rank.value_or(kUsualRank);
+    GANGLION_RETURN_IF_ERROR(calibration::check_rank(rank));
     for (const FfnMatrices& ffn : source_->layers()) {
-      layers_.push_back(
-          calibration::lay_out_bundles(ffn, fit_.down_type, options_.rank.value_or(kUsualRank)));
+      layers_.push_back(calibration::lay_out_bundles(ffn, fit_.down_type, rank));
+      layers_.back().sparsified = sparsifies();
     }
     return check_room();
+  }
+
+  bool sparsifies() const { return !shares_.empty(); }
+
+  // shares_ of "cats" or "cats:0.5".
+  Status choose_shares() {
+    if (options_.sparsify.empty()) return ok_status();
+    if (options_.sparsify == "cats") {
+      shares_.assign(std::begin(kShares), std::end(kShares));
+      if (options_.random_tokens)
+        return Status(Code::kInvalidArgument, "random tokens measure nothing: give a share, as in cats:0.5");
+      return ok_status();
+    }
+    char* end = nullptr;
+    const bool named = options_.sparsify.rfind("cats:", 0) == 0;
+    const double share = named ? std::strtod(options_.sparsify.c_str() + 5, &end) : 0;
+    if (!named || *end != 0 || !(share > 0 && share < 1)) {
+      return Status(Code::kInvalidArgument, "--sparsify '" + options_.sparsify +
+                                                "' is not known - write cats, or a share as in cats:0.5");
+    }
+    shares_ = {share};
+    return ok_status();
   }
 
   // About as fine as the source: 6 bits are small beside the rounding of sources that have as few.
@@ -93,9 +126,9 @@ class Packer {
     return bits >= 16 ? "f16" : bits >= 7 ? "q8" : "q6";
   }
 
-  // No predictor where computing all gates is hardly dearer.
+  // No predictor where computing all gates is hardly dearer: bundles then do without them.
   Status choose_ranks() {
-    if (options_.rank.has_value()) return ok_status();
+    if (options_.rank.has_value() || sparsifies()) return ok_status();
     for (size_t i = 0; i < layers_.size(); ++i) {
       GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, false));
       PackedLayer& layer = layers_[i];
@@ -107,7 +140,8 @@ class Packer {
           static_cast<double>(kUsualRank * (base::row_bytes(TensorType::kQ8_0, layer.ffn.dim) +
                                             base::row_bytes(TensorType::kQ4_0, layer.ffn.neurons)));
       const double share = std::min(1.0, kUsualOverPrediction * active);
-      if (predictor + share * gates > (1 - kLeastSaving) * gates) layer.rank = 0;
+      if (predictor + share * gates > (1 - kLeastSaving) * gates)
+        layer = calibration::lay_out_bundles(layer.ffn, fit_.down_type, 0);
     }
     return ok_status();
   }
@@ -119,7 +153,7 @@ class Packer {
     for (const PackedLayer& layer : layers_) {
       const FfnMatrices& f = layer.ffn;
       const uint64_t neurons = uint64_t{f.neurons} * f.experts;
-      need += layer.stride * neurons - f.gate->bytes - f.up->bytes;
+      need += layer.stride * neurons - f.up->bytes - (layer.rank > 0 ? f.gate->bytes : 0);
       need += uint64_t{layer.rank} * (f.dim + f.neurons) * f.experts * 17 / 16 + 28 * neurons;
       if (!options_.calibration_path.empty()) continue;
       need += 2 * options_.tokens * (f.dim * 2 + f.used * sizeof(uint32_t));
@@ -145,6 +179,7 @@ class Packer {
       own.tokens = options_.tokens;
       own.overrides = options_.overrides;
       own.resumable = false;
+      own.allow_silu = sparsifies();
       const Result<CalibrationReport> made = calibrate_model(own, progress_, context_);
       if (!made.ok()) return made.status();
     }
@@ -209,11 +244,15 @@ class Packer {
       if (key == "general.alignment" || key.rfind("split.", 0) == 0) continue;
       writer->add_value(key, value);
     }
-    writer->add_uint("ganglion.pack.version", 1);
+    writer->add_uint("ganglion.pack.version", 2);
     writer->add_string("ganglion.pack.down", down_);
     writer->add_uint("ganglion.pack.calibration_tokens",
                      static_cast<uint32_t>(calibration_->header().tokens));
     writer->add_float(kRecallKey, static_cast<float>(options_.recall));
+    if (sparsifies()) {
+      writer->add_string("ganglion.pack.sparsify", "cats");
+      writer->add_float(kLeftOutKey, static_cast<float>(shares_[usual_share()]));
+    }
     if (!judged_.empty()) {
       writer->add_float(kDivergenceKey, 0);
       writer->add_float(kSameTopKey, 0);
@@ -271,7 +310,15 @@ class Packer {
     PackReport report;
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (!tell("packing layers", i, layers_.size())) return Status(Code::kCancelled, "interrupted");
-      GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, true));
+      GANGLION_ASSIGN_OR_RETURN(CalibratedLayer learnt, calibrated(i, true));
+      if (sparsifies()) {
+        GANGLION_ASSIGN_OR_RETURN(
+            calibration::SparsifiedLayer sparsified,
+            calibration::sparsify_layer(*source_, layers_[i].ffn, learnt.samples, shares_, usual_share()));
+        learnt.frequency = std::move(sparsified.frequency);
+        learnt.gate_threshold = sparsified.thresholds[usual_share()];
+        gate_thresholds_.push_back(std::move(sparsified.thresholds));
+      }
       GANGLION_ASSIGN_OR_RETURN(calibration::LayerThresholds thresholds,
                                 calibration::write_layer(layers_[i], *source_, fit_, learnt, &writer));
       thresholds_.push_back(std::move(thresholds));
@@ -287,29 +334,87 @@ class Packer {
     report.tokens = calibration_->header().tokens;
     report.down = down_;
     size_t level = 0;
-    if (!judged_.empty()) {
+    if (sparsifies()) report.left_out = shares_[usual_share()];
+    if (!judged_.empty() && sparsifies()) {
+      GANGLION_RETURN_IF_ERROR(choose_share(&writer, &report));
+    } else if (!judged_.empty()) {
       GANGLION_ASSIGN_OR_RETURN(level, choose_level(&writer, &report));
     }
-    for (const calibration::LayerThresholds& layer : thresholds_)
-      report.layers.push_back(layer.report(level));
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      report.layers.push_back(thresholds_[i].report(level));
+      if (layers_[i].rank > 0) continue;
+      report.layers[i].recall = report.layers[i].mass_recall = report.layers[i].over_prediction = 1;
+    }
     GANGLION_RETURN_IF_ERROR(writer.finish());
     return report;
   }
 
-  // The first level of recall whose divergence is small enough, and its thresholds in the file.
-  Result<size_t> choose_level(format::GgufWriter* writer, PackReport* report) {
-    GANGLION_RETURN_IF_ERROR(writer->flush());
+  // Judges what the writer has written.
+  calibration::PackJudge make_judge(const format::GgufWriter& writer) const {
     EngineOptions engine;
-    engine.model_path = writer->part_path();
+    engine.model_path = writer.part_path();
     engine.memory = options_.memory;
     engine.threads = options_.threads;
     engine.isa = options_.isa;
     engine.context = kWindow;
     engine.overrides = options_.overrides;
     const size_t slash = options_.output_path.rfind('/');
-    calibration::PackJudge judge(engine, judged_,
-                                 slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
-                                 progress_, context_);
+    return {engine, judged_, slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
+            progress_, context_};
+  }
+
+  static Status note_judgement(const Judgement& chosen, format::GgufWriter* writer, PackReport* report) {
+    report->judged_tokens = chosen.tokens;
+    report->divergence = chosen.divergence;
+    report->same_top = chosen.same_top;
+    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kDivergenceKey, static_cast<float>(chosen.divergence)));
+    return writer->overwrite_float(kSameTopKey, static_cast<float>(chosen.same_top));
+  }
+
+  // Of the shares that may be left out: what neurons are ordered by.
+  size_t usual_share() const { return shares_.size() / 2; }
+
+  // The largest share whose divergence is small enough (or the smallest one), and its thresholds in the file.
+  Status choose_share(format::GgufWriter* writer, PackReport* report) {
+    GANGLION_RETURN_IF_ERROR(writer->flush());
+    calibration::PackJudge judge = make_judge(*writer);
+    size_t low = 0;
+    size_t high = shares_.size() - 1;  // Near enough, as far as is known.
+    Judgement chosen;
+    size_t judged = shares_.size();
+    size_t written = usual_share();
+    while (low < high || judged != high) {
+      const size_t middle = (low + high) / 2;
+      if (middle != written) GANGLION_RETURN_IF_ERROR(write_gate_thresholds(middle, writer));
+      written = middle;
+      GANGLION_ASSIGN_OR_RETURN(const Judgement tried, judge.judge());
+      if (low < high && tried.divergence > options_.divergence) {
+        low = middle + 1;
+        continue;
+      }
+      high = judged = middle;
+      chosen = tried;
+    }
+    if (high != written) GANGLION_RETURN_IF_ERROR(write_gate_thresholds(high, writer));
+    report->left_out = shares_[high];
+    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kLeftOutKey, static_cast<float>(shares_[high])));
+    return note_judgement(chosen, writer, report);
+  }
+
+  Status write_gate_thresholds(size_t share, format::GgufWriter* writer) const {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const float threshold = gate_thresholds_[i][share];
+      GANGLION_RETURN_IF_ERROR(
+          writer->overwrite_tensor(prefix(i) + "ffn_gate_threshold.weight",
+                                   {reinterpret_cast<const uint8_t*>(&threshold), sizeof threshold}));
+    }
+    return ok_status();
+  }
+
+  // The first level of recall whose divergence is small enough, and its thresholds in the file.
+  Result<size_t> choose_level(format::GgufWriter* writer, PackReport* report) {
+    GANGLION_RETURN_IF_ERROR(writer->flush());
+    calibration::PackJudge judge = make_judge(*writer);
     constexpr size_t kAll = calibration::kRecallLevels;
     size_t written = 0;
     const auto judge_level = [&](size_t level) -> Result<Judgement> {
@@ -336,13 +441,9 @@ class Packer {
       }
       if (high != written) GANGLION_RETURN_IF_ERROR(write_thresholds(high, writer));
     }
-    report->judged_tokens = chosen.tokens;
-    report->divergence = chosen.divergence;
-    report->same_top = chosen.same_top;
     const double missed = high == kAll ? 0 : std::ldexp(1 - options_.recall, -static_cast<int>(high));
     GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kRecallKey, static_cast<float>(1 - missed)));
-    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kDivergenceKey, static_cast<float>(chosen.divergence)));
-    GANGLION_RETURN_IF_ERROR(writer->overwrite_float(kSameTopKey, static_cast<float>(chosen.same_top)));
+    GANGLION_RETURN_IF_ERROR(note_judgement(chosen, writer, report));
     return high;
   }
 
@@ -366,6 +467,8 @@ class Packer {
   calibration::FitOptions fit_;
   std::string down_;
   std::vector<PackedLayer> layers_;
+  std::vector<double> shares_;                       // of SiLU activations to leave out; empty: none
+  std::vector<std::vector<float>> gate_thresholds_;  // [layer][share]
   std::vector<calibration::LayerThresholds> thresholds_;
   std::vector<int32_t> judged_;
   std::string own_calibration_;

@@ -38,8 +38,10 @@ std::string fixture(const std::string& name) {
   return fs::exists(shared) ? shared.string() : "";
 }
 
-PackReport pack(const std::string& model, const std::string& output, uint32_t rank, const std::string& down) {
+PackReport pack(const std::string& model, const std::string& output, uint32_t rank, const std::string& down,
+                const std::string& sparsify = "") {
   PackOptions options;
+  options.sparsify = sparsify;
   options.model_path = model;
   options.output_path = output;
   options.memory = "2G";  // Sanitizers keep what was freed for a while.
@@ -113,11 +115,13 @@ class Pack : public testing::TestWithParam<const char*> {};
 TEST_P(Pack, ExactPassesGiveTheBitsOfTheSourceAtAnyBudget) {
   const std::string model = fixture(GetParam());
   if (model.empty()) GTEST_SKIP() << "SKIPPED: " << GetParam() << " is only in the shared fixtures";
-  const Folder folder;
-  pack(model, folder.file("m.gguf"), 32, "q6");
   const std::vector<float> source = logits_of(model, {});
-  for (const char* memory : {"1G", "min"})
-    expect_same_bits(source, logits_of(folder.file("m.gguf"), {.memory = memory, .exact = true}), memory);
+  for (const uint32_t rank : {32U, 0U}) {
+    const Folder folder;
+    pack(model, folder.file("m.gguf"), rank, "q6");
+    for (const char* memory : {"1G", "min"})
+      expect_same_bits(source, logits_of(folder.file("m.gguf"), {.memory = memory, .exact = true}), memory);
+  }
 }
 
 TEST_P(Pack, SparsePassesDependOnNothingButPackAndTokens) {
@@ -153,6 +157,82 @@ TEST_P(Pack, WithoutAPredictorOnlyTheRoundingOfDownRowsDiffersFromTheSource) {
   for (size_t i = 0; i < source.size(); ++i) most = std::max(most, std::abs(source[i] - sparse[i]));
   EXPECT_LE(most, 3e-3F);
   EXPECT_GT(most, 0.0F) << "the sparse path was not taken";
+}
+
+TEST_P(Pack, WithoutAPredictorSparsePassesDependOnPackAndTokensAlone) {
+  const std::string model = fixture(GetParam());
+  if (model.empty()) GTEST_SKIP() << "SKIPPED: " << GetParam() << " is only in the shared fixtures";
+  const Folder folder;
+  const std::string path = folder.file("m.gguf");
+  pack(model, path, 0, "q8");
+  const std::vector<float> all = logits_of(path, {});
+  expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 3}), "streamed");
+  expect_same_bits(all, logits_of(path, {.memory = "min", .generated_at_once = 5}), "five rows at once");
+}
+
+TEST(PackModel, SmallSiluActivationsAreLeftOutWhereAsked) {
+  for (const char* name : {"llama-rope3-f32", "llama-q4_0", "olmoe-f32", "qwen3moe-f32"}) {
+    const std::string model = fixture(name);
+    if (model.empty()) continue;  // Only some are in a clone without the shared fixtures.
+    const Folder folder;
+    const std::string path = folder.file("m.gguf");
+    const PackReport report = pack(model, path, 0, "f32", "cats:0.5");
+    EXPECT_EQ(report.left_out, 0.5);
+    for (const PackLayerReport& layer : report.layers) EXPECT_NEAR(layer.active, 0.5, 0.05) << name;
+    const std::vector<float> source = logits_of(model, {});
+    expect_same_bits(source, logits_of(path, {.exact = true}), "exact");
+    expect_same_bits(source, logits_of(path, {.memory = "min", .exact = true}), "exact, streamed");
+    const std::vector<float> half = logits_of(path, {});
+    expect_same_bits(half, logits_of(path, {.memory = "min", .threads = 3}), "streamed");
+    expect_same_bits(half, logits_of(path, {.generated_at_once = 5}), "five rows at once");
+    // The fewer are left out, the nearer.
+    pack(model, path, 0, "f32", "cats:0.0001");
+    const std::vector<float> nearly_all = logits_of(path, {});
+    double far = 0;
+    double near = 0;
+    for (size_t i = 0; i < source.size(); ++i) {
+      far += static_cast<double>(std::abs(half[i] - source[i]));
+      near += static_cast<double>(std::abs(nearly_all[i] - source[i]));
+    }
+    EXPECT_GT(far, 0) << "the sparse path was not taken";
+    EXPECT_LT(near, far / 10) << name;
+  }
+}
+
+TEST(PackModel, AsManySiluActivationsAreLeftOutAsTheDivergenceAllows) {
+  const Folder folder;
+  PackOptions options;
+  options.model_path = fixture("llama-rope3-f32");
+  options.output_path = folder.file("m.gguf");
+  options.memory = "2G";
+  options.tokens = 700;
+  options.sparsify = "cats";
+  double last = 2;
+  for (const double divergence : {10.0, 0.0005}) {
+    options.divergence = divergence;
+    const Result<PackReport> report = pack_model(options, nullptr, nullptr);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_LT(report.value().left_out, last);
+    EXPECT_TRUE(report.value().divergence <= divergence || report.value().left_out == 0.1);
+    last = report.value().left_out;
+    EngineOptions engine;
+    engine.model_path = options.output_path;
+    engine.memory = "1G";
+    const auto opened = Engine::open(engine);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    char name[16];
+    std::snprintf(name, sizeof name, "cats:%.2f", report.value().left_out);
+    EXPECT_EQ(opened.value()->plan().sparsity, name);
+    ASSERT_FALSE(opened.value()->plan().notes.empty());
+    EXPECT_NE(opened.value()->plan().notes.back().find("lossy"), std::string::npos);
+  }
+  for (const char* text : {"cats:", "cats:0", "cats:1", "cats:x", "dogs"}) {
+    options.sparsify = text;
+    EXPECT_EQ(pack_model(options, nullptr, nullptr).status().code(), Code::kInvalidArgument) << text;
+  }
+  options.sparsify = "cats:0.5";
+  options.model_path = fixture("llama-relu-q4_0");
+  EXPECT_EQ(pack_model(options, nullptr, nullptr).status().code(), Code::kInvalidArgument);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Pack,
@@ -319,7 +399,7 @@ TEST(PackModel, DamagedOrdersAndFrequenciesAreRefusedByName) {
   options.model_path = path;
   options.overrides = {{"ganglion.pack.down", "q5"}};
   EXPECT_EQ(Engine::open(options).status().code(), Code::kModelFile);
-  options.overrides = {{"ganglion.pack.version", "2"}};
+  options.overrides = {{"ganglion.pack.version", "1"}};
   EXPECT_EQ(Engine::open(options).status().code(), Code::kUnsupported);
 }
 

@@ -177,6 +177,7 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
   return {{"model", flags.model.engine.model_path},
           {"threads", plan.threads},
           {"isa", plan.isa},
+          {"sparsity", plan.sparsity},
           {"budget_bytes", plan.budget_bytes},
           {"peak_rss_bytes", memory_peak().resident_bytes},
           {"prompt_tokens", flags.prompt_tokens},

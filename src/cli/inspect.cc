@@ -146,6 +146,7 @@ int run_verify(const std::string& path, const VerifyOptions& options, bool json)
 
 std::string plan_json(const PlanSummary& plan, const Prediction* prediction) {
   ordered_json out = {{"architecture", plan.architecture},
+                      {"sparsity", plan.sparsity},
                       {"model_bytes", plan.model_bytes},
                       {"budget_bytes", plan.budget_bytes},
                       {"planned_bytes", plan.planned_bytes}};

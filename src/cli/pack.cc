@@ -30,6 +30,7 @@ std::string report_json(const PackOptions& options, const PackReport& report) {
                       {"ranks", report.ranks},
                       {"down", report.down},
                       {"layers", ordered_json::array()}};
+  if (report.left_out > 0) out["left_out"] = report.left_out;
   if (report.judged_tokens > 0) {
     out["judged_tokens"] = report.judged_tokens;
     out["kl_divergence"] = report.divergence;
@@ -67,8 +68,14 @@ std::string report_text(const PackOptions& options, const PackReport& report) {
                 "active %.1f %% of the neurons; the most frequent 30 %% have %.0f %% of the activations\n",
                 100 * mean.active, 100 * mean.top_30);
   text += line;
-  if (predicted == 0) {
-    text += "no predictor: it would cost more than it saves, all neurons are computed\n";
+  if (report.left_out > 0) {
+    std::snprintf(
+        line, sizeof line,
+        "lossy: %.0f %% of the SiLU activations are left out, the smallest; all gates are computed\n",
+        100 * report.left_out);
+    text += line;
+  } else if (predicted == 0) {
+    text += "no predictors: all gates are computed, and what they open\n";
   } else {
     std::snprintf(
         line, sizeof line,
@@ -143,6 +150,10 @@ void register_pack(CLI::App& app, CommandBody* body) {
                           "Rank of the predictors, a multiple of 32; 0: none, exact (default: by layer, 192 "
                           "where it pays)"),
       4096);
+  CLI::Option* sparsify = command->add_option(
+      "--sparsify", o.sparsify,
+      "For SiLU models, lossy: cats:0.5 leaves out the smaller half of the activations, cats "
+      "as many as keep --kl (here 0.01 where it is not given)");
   CLI::Option* recall =
       command->add_option("--recall", o.recall, "Share of the activation mass to find, at least")
           ->capture_default_str()
@@ -158,7 +169,9 @@ void register_pack(CLI::App& app, CommandBody* body) {
   command->add_option("--isa", o.isa, "Kernels by name");
   command->add_option("--override", flags->overrides, "Replace a metadata key: KEY=VALUE");
   command->add_flag("--json", flags->json, "Print a report of every layer as JSON");
-  command->callback([flags, body, recall, divergence] {
+  command->callback([flags, body, sparsify, recall, divergence] {
+    constexpr double kSparsifiedDivergence = 0.01;
+    if (sparsify->count() > 0 && divergence->count() == 0) flags->options.divergence = kSparsifiedDivergence;
     if (recall->count() > 0 && divergence->count() == 0) flags->options.divergence = 0;
     *body = [flags] { return run_pack(*flags); };
   });

@@ -59,6 +59,7 @@ class SessionImpl final : public Session {
     const size_t chunk = exact ? runtime_.chunk() : std::min(runtime_.chunk(), engine::kSparseRows);
     runtime_.react_to_pressure();
     logits_.clear();
+    GANGLION_RETURN_IF_ERROR(runtime_.make_room(std::min(chunk, tokens.size())));
     for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
       const size_t end = std::min(tokens.size(), begin + chunk);
       const bool next_is_last = end == tokens.size() || end + chunk >= tokens.size();
@@ -211,6 +212,7 @@ class EngineImpl final : public Engine {
     for (SessionImpl* session : batch_) GANGLION_RETURN_IF_ERROR(session->prepare(1));
     const bool exact = phase == Phase::kPrompt || !runtime_->sparse();
     const size_t most = exact ? runtime_->chunk() : std::min(runtime_->chunk(), engine::kSparseRows);
+    GANGLION_RETURN_IF_ERROR(runtime_->make_room(std::min(most, batch_.size())));
     const int64_t start = platform::now_ns();
     Status status;
     for (size_t begin = 0; begin < batch_.size() && status.ok(); begin += most) {

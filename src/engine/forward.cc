@@ -33,21 +33,28 @@ model::VectorRef rope_factors(const ForwardContext& context) {
 
 }  // namespace
 
-size_t ForwardPass::scratch_bytes(const ForwardContext& context) {
+size_t ForwardPass::scratch_bytes(const ForwardContext& context, size_t rows) {
+  ForwardContext of_rows = context;
+  of_rows.chunk = rows;
   ScratchAllocator counter;
-  lay_out(context, counter);
+  lay_out(of_rows, counter);
   return counter.used();
 }
 
 ForwardPass::ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch) : context_(context) {
-  ScratchAllocator allocator(scratch);
-  buffers_ = std::make_unique<Buffers>(lay_out(context, allocator));
+  use_scratch(context.chunk, scratch);
   const ModelConfig& config = *context.config;
   for (const LayerConfig& layer : config.layers)
     layouts_.push_back(model::kv_layout(config, layer, context.kv_type));
   rope_ = std::make_unique<model::Rope>(config.rope, factors_of(context, rope_factors(context)));
   rope_local_ = std::make_unique<model::Rope>(config.rope_local, std::span<const float>());
-  row_reads_.resize(context.chunk);
+}
+
+void ForwardPass::use_scratch(size_t rows, std::span<uint8_t> scratch) {
+  context_.chunk = rows;
+  ScratchAllocator allocator(scratch);
+  buffers_ = std::make_unique<Buffers>(lay_out(context_, allocator));
+  row_reads_.resize(rows);
 }
 
 ForwardPass::~ForwardPass() = default;
@@ -405,35 +412,58 @@ void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const Fo
   });
 }
 
+// Appends the products that fill rows [at, at + count) of `ffn` with gates and of `up` with ups.
+void ForwardPass::add_gate_up(const GateUp& from) {
+  const size_t stride = buffers_->ffn.float_stride();
+  Product gate = {.matrix = from.gate,
+                  .slice = from.expert,
+                  .x = from.x,
+                  .first_row = from.at,
+                  .tokens = from.count,
+                  .out = buffers_->ffn.floats(from.at),
+                  .out_stride = stride};
+  float* up_out = buffers_->up + from.at * stride;
+  const bool whole_bundles = from.bundle != nullptr && !from.bundle->gates.present();
+  if (whole_bundles) {
+    gate.matrix = &from.bundle->rows;
+    gate.bundle = from.bundle;
+    gate.up_out = up_out;
+    gate.prefix = context_.bundles->prefix(from.set);
+  } else if (from.bundle != nullptr) {
+    gate.matrix = &from.bundle->gates;
+  }
+  products_.push_back(gate);
+  if (whole_bundles) return;
+  Product up = gate;
+  up.matrix = from.up;
+  up.out = up_out;
+  if (from.bundle != nullptr) {
+    up.matrix = &from.bundle->rows;
+    up.prefix = context_.bundles->prefix(from.set);
+  }
+  products_.push_back(up);
+}
+
 // projected [T][D] = down(act(gate(x)) * up(x)), or added to it.
 Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate) {
   const ModelConfig& config = *context_.config;
   const LayerWeights& w = context_.weights->layers[layer];
   const size_t stride = buffers_->ffn.float_stride();
   const bool bundled = w.bundle.present() && !accumulate;
-  if (bundled) {
-    products_ = {{.matrix = &w.bundle.rows,
-                  .x = &buffers_->normed,
-                  .tokens = rows,
-                  .out = buffers_->ffn.floats(0),
-                  .out_stride = stride,
-                  .bundle = &w.bundle,
-                  .up_out = buffers_->up,
-                  .prefix = context_.bundles->prefix(context_.bundles->set_of(layer, 0))}};
-  } else if (config.fused_gate_up) {
+  products_.clear();
+  if (config.fused_gate_up && !bundled) {
     products_ = {{.matrix = &w.gate_up,
                   .x = &buffers_->normed,
                   .tokens = rows,
                   .out = buffers_->gate_up,
                   .out_stride = 2 * width}};
   } else {
-    products_ = {
-        {.matrix = &w.gate,
-         .x = &buffers_->normed,
-         .tokens = rows,
-         .out = buffers_->ffn.floats(0),
-         .out_stride = stride},
-        {.matrix = &w.up, .x = &buffers_->normed, .tokens = rows, .out = buffers_->up, .out_stride = stride}};
+    add_gate_up({.gate = &w.gate,
+                 .up = &w.up,
+                 .bundle = bundled ? &w.bundle : nullptr,
+                 .set = bundled ? context_.bundles->set_of(layer, 0) : 0,
+                 .x = &buffers_->normed,
+                 .count = rows});
     if (config.ungated) products_.pop_back();
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));

@@ -9,6 +9,7 @@
 #include "async_io/read_queue.h"
 #include "base/status.h"
 #include "engine/multiply.h"
+#include "engine/open_gates.h"
 #include "engine/scratch.h"
 #include "engine/trial.h"
 #include "ganglion/engine.h"
@@ -70,6 +71,8 @@ struct ForwardContext {
   const neuron_store::WeightStore* store = nullptr;
   /// Floats of each vector, by VectorRef::index.
   std::span<const float* const> vectors = {};
+  /// Of packed layers without a predictor: the gates that sparse passes take.
+  std::span<const OpenGates> open_gates = {};
   /// Of packed layers: the original number of each neuron, [E][F] in pack order; null elsewhere.
   std::span<const uint16_t* const> orders = {};
   // The embedding on storage.
@@ -77,7 +80,7 @@ struct ForwardContext {
   uint32_t embedding_shard = 0;
   uint64_t embedding_offset = 0;
   kernels::KvType kv_type = kernels::KvType::kF16;
-  size_t chunk = 0;
+  size_t chunk = 0;  ///< Rows that the first scratch has room for.
   size_t logit_rows = 1;
   SparseParts sparse_parts = SparseParts::kAll;
   size_t context = 0;  ///< Decides between long and short rope factors.
@@ -85,19 +88,22 @@ struct ForwardContext {
 
 class ForwardPass {
  public:
-  /// Bytes of scratch for chunks of context.chunk rows.
-  static size_t scratch_bytes(const ForwardContext& context);
+  /// Bytes of scratch for passes of up to `rows` rows.
+  static size_t scratch_bytes(const ForwardContext& context, size_t rows);
 
   ForwardPass(const ForwardContext& context, std::span<uint8_t> scratch);
+  /// From the next pass on, of up to `rows` rows.
+  void use_scratch(size_t rows, std::span<uint8_t> scratch);
+  size_t most_rows() const { return context_.chunk; }
   /// Whether reading the next layer's likely experts ahead was found to pay when last tried.
   bool look_ahead_pays() const { return look_ahead_.pays(); }
   /// Null: nobody.
   void set_routing_sink(RoutingSink* sink);
   ~ForwardPass();
 
-  /// Evaluates up to `chunk` rows (kSparseRows in a sparse pass) whose KV positions are prepared. Stops with
-  /// kCancelled between layers once `*cancel` is set. Errors: those of reads. After an error the rows' KV
-  /// positions are unspecified.
+  /// Evaluates up to most_rows() rows (kSparseRows in a sparse pass) whose KV positions are prepared. Stops
+  /// with kCancelled between layers once `*cancel` is set. Errors: those of reads. After an error the rows'
+  /// KV positions are unspecified.
   base::Status run(std::span<const Row> rows, const PassMode& mode, const std::atomic<bool>* cancel,
                    PassSink* sink);
 
@@ -114,6 +120,18 @@ class ForwardPass {
   base::Status project_latent(size_t rows, size_t layer);
   void position_heads(std::span<const Row> rows, size_t layer);
   base::Status attention_output(size_t rows, size_t layer);
+  /// Where the gates and ups of an FFN or an expert come from, and for which rows of which input.
+  struct GateUp {
+    const model::MatrixRef* gate = nullptr;
+    const model::MatrixRef* up = nullptr;
+    const model::BundleRef* bundle = nullptr;  // takes their place
+    uint32_t set = 0;                          // of the bundle stream
+    uint32_t expert = 0;
+    const ActivationRows* x = nullptr;
+    size_t at = 0;
+    size_t count = 0;
+  };
+  void add_gate_up(const GateUp& from);
   base::Status route(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
@@ -143,7 +161,13 @@ class ForwardPass {
     uint32_t rows;
     const float* gate;
   };
-  void compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open, kernels::MatmulArgs args);
+  size_t compute_gates(size_t rows, size_t layer, std::span<const uint32_t> entries, float* gates,
+                       OpenGate* open);
+  size_t take_gates(size_t rows, size_t layer, std::span<const uint32_t> entries, float* gates,
+                    OpenGate* open);
+  kernels::MatmulArgs row_product(size_t rows, const model::BundleRef& bundle,
+                                  kernels::ActivationForm form) const;
+  void compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open);
 
   void normalise(const model::VectorRef& weight, const model::VectorRef& bias, size_t rows,
                  const FormSet& forms);

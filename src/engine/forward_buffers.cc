@@ -47,8 +47,8 @@ ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardC
   if (rank > 0) {
     s.low = scratch.take<float>(units * s.rows * rank);
     s.rank_rows = scratch.take<const uint8_t*>(rank);
-    s.scores = scratch.take<float>(s.rows * s.capacity);
   }
+  s.scores = scratch.take<float>(s.rows * s.capacity);
   s.masks = scratch.take<uint32_t>(s.capacity);
   s.tile_begin = scratch.take<uint32_t>(units * base::ceil_div(neurons, kNeuronTile) + 1);
   s.active = scratch.take<Active>(s.capacity);

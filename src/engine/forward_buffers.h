@@ -20,7 +20,7 @@ inline FormSet forms_of(std::initializer_list<const model::MatrixRef*> matrices)
 /// The forms that the matrices behind the FFN's norm read.
 inline FormSet ffn_forms(const model::LayerWeights& w) {
   FormSet forms = forms_of({&w.gate, &w.up, &w.gate_up, &w.router, &w.expert_gate, &w.expert_up,
-                            &w.bundle.rows, &w.bundle.predict_low});
+                            &w.bundle.gates, &w.bundle.rows, &w.bundle.predict_low});
   if (w.bundle.present()) forms.add(w.bundle.up_type);
   return forms;
 }
@@ -82,7 +82,7 @@ struct ForwardPass::Buffers {
     float* unit_weight = nullptr;         // [U][S]
     float* low = nullptr;                 // [U][S][rank]
     const uint8_t** rank_rows = nullptr;  // [rank]
-    float* scores = nullptr;              // [U][S][F]
+    float* scores = nullptr;              // [U][S][F]: of a predictor, or the gates themselves
     uint32_t* masks = nullptr;            // [U][F]
     uint32_t* tile_begin = nullptr;       // [U * tiles + 1]
     Active* active = nullptr;             // [U * F]: by unit, then neuron

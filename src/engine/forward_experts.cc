@@ -90,7 +90,8 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
 
 // The blocks of an expert that no row of this pass was routed to are not waited for.
 void ForwardPass::skip_expert(const LayerWeights& w, uint32_t expert) {
-  for (const MatrixRef* matrix : {&w.bundle.rows, &w.expert_down}) {
+  for (const MatrixRef* matrix : {&w.bundle.gates, &w.bundle.rows, &w.expert_down}) {
+    if (!matrix->present()) continue;
     const neuron_store::BlockRange range = context_.multiplier->blocks(*matrix, expert);
     for (neuron_store::BlockId id = range.begin; id < range.end; ++id) context_.stream->skip(id);
   }
@@ -158,7 +159,6 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   const LayerWeights& w = context_.weights->layers[layer];
   const size_t width = config.moe.expert_ffn;
   const size_t used = config.moe.used_count;
-  const size_t stride = buffers_->ffn.float_stride();
   for_rows(end - begin, [&](size_t i) {
     buffers_->gathered.copy_row(i, buffers_->normed, buffers_->by_expert[begin + i] / used);
   });
@@ -175,33 +175,14 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   if (single_row_ && !bundled) GANGLION_RETURN_IF_ERROR(look_ahead(layer + 1));
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {
-    if (bundled) {
-      products_.push_back({.matrix = &w.bundle.rows,
-                           .slice = expert,
-                           .x = &buffers_->gathered,
-                           .first_row = at,
-                           .tokens = count,
-                           .out = buffers_->ffn.floats(at),
-                           .out_stride = stride,
-                           .bundle = &w.bundle,
-                           .up_out = buffers_->up + at * stride,
-                           .prefix = context_.bundles->prefix(context_.bundles->set_of(layer, expert))});
-      return;
-    }
-    products_.push_back({.matrix = &w.expert_gate,
-                         .slice = expert,
-                         .x = &buffers_->gathered,
-                         .first_row = at,
-                         .tokens = count,
-                         .out = buffers_->ffn.floats(at),
-                         .out_stride = stride});
-    products_.push_back({.matrix = &w.expert_up,
-                         .slice = expert,
-                         .x = &buffers_->gathered,
-                         .first_row = at,
-                         .tokens = count,
-                         .out = buffers_->up + at * stride,
-                         .out_stride = stride});
+    add_gate_up({.gate = &w.expert_gate,
+                 .up = &w.expert_up,
+                 .bundle = bundled ? &w.bundle : nullptr,
+                 .set = bundled ? context_.bundles->set_of(layer, expert) : 0,
+                 .expert = expert,
+                 .x = &buffers_->gathered,
+                 .at = at,
+                 .count = count});
   });
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   const auto expert_vector = [&](const model::VectorRef& ref, uint32_t expert, size_t size) {

@@ -2,12 +2,14 @@
 // arrives.
 //
 // Stages of a neuron (PowerInfer-2 section 4.3): predicted -> its bundle read -> gate -> up (where the gate
-// is positive) -> down. No stage waits for a whole matrix: groups of neurons go on as their own bundles
-// arrive, and only the last one orders them: the down rows are added in ascending (expert, neuron), each
-// output element by one thread, so that the result depends neither on timing nor on what was in memory.
+// is positive) -> down. Where no predictor pays, all gates are computed instead. No stage waits for a whole
+// matrix: groups of neurons go on as their own bundles arrive, and only the last one orders them: the down
+// rows are added in ascending (expert, neuron), each output element by one thread, so that the result depends
+// neither on timing nor on what was in memory.
 //
 // Which neurons contribute to a row is decided by the pack's predictor and thresholds and that row alone.
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "engine/forward_buffers.h"
@@ -17,6 +19,7 @@ namespace ganglion::engine {
 using base::Status;
 using model::BundleRef;
 using model::LayerWeights;
+using model::MatrixRef;
 using model_config::ModelConfig;
 
 namespace {
@@ -104,27 +107,24 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   }
 }
 
-// scores [U][S][F] of the predictor for neurons from `first` on, or, without one, masks [U][F] of all rows.
+// scores [U][S][F] of the predictor for neurons from `first` on, or, without one, the gates of all.
 Status ForwardPass::predict(size_t rows, size_t layer, size_t first) {
   const LayerWeights& w = context_.weights->layers[layer];
   const BundleRef& bundle = w.bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  const size_t neurons = bundle.rows.rows;
-  if (!bundle.predict_low.present()) {
-    for (size_t u = 0; u < s.unit_count; ++u) std::fill_n(s.masks + u * neurons, neurons, s.units[u].rows);
-    return base::ok_status();
-  }
+  const bool predicted = bundle.predict_low.present();
+  const MatrixRef& matrix = predicted ? bundle.predict_low : bundle.gates;
   products_.clear();
   for (size_t u = 0; u < s.unit_count; ++u) {
-    products_.push_back({.matrix = &bundle.predict_low,
+    products_.push_back({.matrix = &matrix,
                          .slice = s.units[u].expert,
                          .x = &buffers_->normed,
                          .tokens = rows,
-                         .out = s.low + u * s.rows * bundle.predict_low.rows,
-                         .out_stride = bundle.predict_low.rows});
+                         .out = (predicted ? s.low : s.scores) + u * s.rows * matrix.rows,
+                         .out_stride = matrix.rows});
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
-  return score(rows, layer, first);
+  return predicted ? score(rows, layer, first) : base::ok_status();
 }
 
 // scores [U][S][F] of neurons from `first` on: sum over the rank of low [U][S][rank] times predict_out
@@ -167,7 +167,8 @@ Status ForwardPass::score(size_t rows, size_t layer, size_t first) {
   return base::ok_status();
 }
 
-// active: the predicted neurons, ascending, with their bundles where they are in memory.
+// active: the neurons that are predicted, or whose gates are open, ascending, with their bundles where they
+// are in memory.
 void ForwardPass::list_active(size_t rows, size_t layer) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
@@ -184,13 +185,16 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
   for_tiles([&](size_t tile, size_t u, size_t first, size_t last) {
     uint32_t* masks = s.masks + u * neurons;
     uint32_t count = 0;
-    if (bundle.predict_low.present()) {
-      const float* threshold = vector(bundle.threshold) + s.units[u].expert * neurons;
-      std::fill(masks + first, masks + last, 0U);
-      for (size_t t = 0; t < rows; ++t) {
-        const uint32_t bit = 1U << t & s.units[u].rows;
-        const float* scores = s.scores + (u * s.rows + t) * neurons;
+    std::fill(masks + first, masks + last, 0U);
+    for (size_t t = 0; t < rows; ++t) {
+      const uint32_t bit = 1U << t & s.units[u].rows;
+      const float* scores = s.scores + (u * s.rows + t) * neurons;
+      if (bundle.predict_low.present()) {
+        const float* threshold = vector(bundle.threshold) + s.units[u].expert * neurons;
         for (size_t p = first; p < last; ++p) masks[p] |= scores[p] > threshold[p] ? bit : 0;
+      } else {
+        const OpenGates open = context_.open_gates[layer];
+        for (size_t p = first; p < last; ++p) masks[p] |= open(scores[p]) ? bit : 0;
       }
     }
     for (size_t p = first; p < last; ++p) count += masks[p] != 0 ? 1 : 0;
@@ -276,27 +280,53 @@ Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
 // gate is positive. Rows are scattered and too short for the processor's own prefetching, so each is fetched
 // while others are computed.
 void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries) {
+  float gates[kClusterNeurons * kSparseRows];
+  OpenGate open[kClusterNeurons];
+  const bool known = context_.weights->layers[layer].bundle.gates.present();
+  const size_t count = known ? take_gates(rows, layer, entries, gates, open)
+                             : compute_gates(rows, layer, entries, gates, open);
+  compute_ups(rows, layer, {open, count});
+  for (const uint32_t entry : entries) buffers_->sparse.active[entry].computed = true;
+}
+
+// The activated gates that list_active() has chosen by, which are all open.
+size_t ForwardPass::take_gates(size_t rows, size_t layer, std::span<const uint32_t> entries, float* gates,
+                               OpenGate* open) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  const Buffers::Sparse& s = buffers_->sparse;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Buffers::Active& neuron = s.active[entries[i]];
+    if (i < kRowsAhead) prefetch(neuron.data, bundle.down_offset);
+    for (size_t t = 0; t < rows; ++t)
+      gates[i * rows + t] = s.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron];
+    open[i] = {entries[i], neuron.rows, gates + i * rows};
+  }
+  if (bundle.gate_threshold.present()) {
+    static constexpr auto kOnes = [] {
+      std::array<float, kClusterNeurons * kSparseRows> ones;
+      ones.fill(1);
+      return ones;
+    }();
+    const auto silu = static_cast<size_t>(model_config::FfnActivation::kSilu);
+    context_.kernels->gated_activation[silu](gates, kOnes.data(), entries.size() * rows);
+  }
+  return entries.size();
+}
+
+// gates [i][t] of entries [i]; lists those that are open for a row and returns how many they are.
+size_t ForwardPass::compute_gates(size_t rows, size_t layer, std::span<const uint32_t> entries, float* gates,
+                                  OpenGate* open) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  const kernels::ActivationForm gate_form = kernels::activation_form(bundle.rows.type);
+  const kernels::ActivationForm form = kernels::activation_form(bundle.rows.type);
   const kernels::MatmulFn gate_row = context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)];
   const float threshold = context_.config->ffn_threshold;
-  float gate[kClusterNeurons][kSparseRows];
-  OpenGate open[kClusterNeurons];
   size_t open_count = 0;
-  kernels::MatmulArgs args = {.weights = nullptr,
-                              .weight_stride = 0,
-                              .rows = 1,
-                              .n = bundle.rows.cols,
-                              .x = buffers_->normed.row(gate_form, 0),
-                              .x_stride = buffers_->normed.stride(gate_form),
-                              .tokens = rows,
-                              .out = nullptr,
-                              .out_stride = 1};
+  kernels::MatmulArgs args = row_product(rows, bundle, form);
   for (size_t i = 0; i < std::min(kRowsAhead, entries.size()); ++i)
     prefetch(s.active[entries[i]].data, bundle.up_offset);
   for (size_t i = 0; i < entries.size(); ++i) {
-    Buffers::Active& neuron = s.active[entries[i]];
+    const Buffers::Active& neuron = s.active[entries[i]];
     // Behind the last gates come the first ups.
     const size_t next = i + kRowsAhead;
     args.ahead = nullptr;
@@ -306,31 +336,41 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
       args.ahead = s.active[open[next - entries.size()].entry].data + bundle.up_offset;
     }
     args.weights = neuron.data;
-    args.out = gate[i];
+    args.out = gates + i * rows;
     gate_row(args);
     uint32_t mask = 0;
-    for (size_t t = 0; t < rows; ++t) mask |= gate[i][t] > threshold ? 1U << t & neuron.rows : 0;
+    for (size_t t = 0; t < rows; ++t) mask |= args.out[t] > threshold ? 1U << t & neuron.rows : 0;
     if (mask != 0) {
-      open[open_count++] = {entries[i], mask, gate[i]};
+      open[open_count++] = {entries[i], mask, args.out};
     } else {
       std::fill_n(s.values + entries[i] * s.rows, rows, 0.0F);
     }
-    neuron.computed = true;
   }
-  compute_ups(rows, layer, {open, open_count}, args);
+  return open_count;
 }
 
-// values [entry][t] = gate * up * the expert's weight, of gates that are positive; `args` is a row's product.
-void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open,
-                              kernels::MatmulArgs args) {
+// One row of weights times all rows of the FFN's input.
+kernels::MatmulArgs ForwardPass::row_product(size_t rows, const BundleRef& bundle,
+                                             kernels::ActivationForm form) const {
+  return {.weights = nullptr,
+          .weight_stride = 0,
+          .rows = 1,
+          .n = bundle.rows.cols,
+          .x = buffers_->normed.row(form, 0),
+          .x_stride = buffers_->normed.stride(form),
+          .tokens = rows,
+          .out = nullptr,
+          .out_stride = 1};
+}
+
+// values [entry][t] = act(gate) * up * the expert's weight, of open gates.
+void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
   const bool rectified = context_.config->activation == model_config::FfnActivation::kDRelu;
-  const kernels::ActivationForm form = kernels::activation_form(bundle.up_type);
   const kernels::MatmulFn up_row = context_.kernels->matmul[static_cast<size_t>(bundle.up_type)];
   float up[kSparseRows];
-  args.x = buffers_->normed.row(form, 0);
-  args.x_stride = buffers_->normed.stride(form);
+  kernels::MatmulArgs args = row_product(rows, bundle, kernels::activation_form(bundle.up_type));
   args.out = up;
   for (size_t i = 0; i < open.size(); ++i) {
     const Buffers::Active& neuron = s.active[open[i].entry];

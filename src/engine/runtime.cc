@@ -199,6 +199,7 @@ planner::ModelSizes Runtime::model_sizes() {
   for (const uint32_t tensor : weights_.vectors) {
     sizes.vector_bytes += base::round_up(file_->tensors()[tensor].elements() * sizeof(float), 64);
   }
+  sizes.vector_bytes = base::round_up(sizes.vector_bytes, async_io::kIoAlignment);  // Scratch comes behind.
   sizes.dense_blocks = dense_block_bytes_;
   sizes.ring_slot_bytes = neuron_stream::NeuronStream::ring_slot_bytes(*store_, dense_blocks_);
   sizes.expert_block_count = expert_group_.size();
@@ -215,9 +216,7 @@ planner::ModelSizes Runtime::model_sizes() {
   sizes.context_trained = config_.context_trained;
   sizes.context = this;
   sizes.scratch_bytes = [](const void* self, size_t chunk) {
-    ForwardContext context = static_cast<const Runtime*>(self)->forward_context_;
-    context.chunk = chunk;
-    return uint64_t{ForwardPass::scratch_bytes(context)};
+    return uint64_t{ForwardPass::scratch_bytes(static_cast<const Runtime*>(self)->forward_context_, chunk)};
   };
   sizes.kv_bytes = [](const void* self, size_t positions, size_t chunk) {
     const auto* runtime = static_cast<const Runtime*>(self);
@@ -246,6 +245,7 @@ Status Runtime::make_plan() {
                                   .process_bytes = process_bytes() + options_.beside_bytes,
                                   .context = options_.context,
                                   .chunk = options_.chunk};
+  request.answer_rows = std::max(request.answer_rows, options_.sequences);
   // Page tables of the arena: 8 bytes for each page of 4 KiB. In whole MiB, so that it is the same the next
   // time.
   request.process_bytes += std::min(budget, file_->file_bytes()) / 512;
@@ -275,7 +275,7 @@ Status Runtime::make_plan() {
         base::format("context lowered to %zu positions, so that it leaves memory for weights (-c sets it)",
                      plan_.context));
   }
-  forward_context_.chunk = plan_.chunk;
+  forward_context_.chunk = plan_.rows;
   forward_context_.context = plan_.context;
   summarise();
   return base::ok_status();
@@ -284,23 +284,30 @@ Status Runtime::make_plan() {
 // Sums multiply-adds of a token over the matrices and finds their commonest type.
 void Runtime::summarise_matrices() {
   const std::set<uint32_t> experts = expert_matrices(weights_);
+  std::set<uint32_t> by_expert = experts;
+  for (const LayerWeights& layer : weights_.layers) {
+    const model::BundleRef& b = layer.bundle;
+    for (const MatrixRef* matrix : {&b.gates, &b.predict_low, &b.predict_out, &layer.expert_down}) {
+      if (matrix->present() && matrix->slices > 1) by_expert.insert(matrix->index);
+    }
+  }
   std::map<base::TensorType, uint64_t> by_type;
   for (uint32_t i = 0; i < weights_.matrices.size(); ++i) {
     if (i == weights_.output.index) continue;
     const TensorInfo& tensor = file_->tensors()[weights_.matrices[i]];
     uint64_t used = tensor.elements();
     if (tensor.type == base::TensorType::kI8) continue;  // Bundles: see below.
-    if (experts.count(i) != 0) {
-      summary_.expert_bytes += tensor.bytes;
-      used = used / config_.moe.expert_count * config_.moe.used_count;
-    }
+    if (experts.count(i) != 0) summary_.expert_bytes += tensor.bytes;
+    if (by_expert.count(i) != 0) used = used / config_.moe.expert_count * config_.moe.used_count;
     summary_.multiply_adds_per_token += used;
     by_type[tensor.type] += used;
   }
   for (const LayerWeights& layer : weights_.layers) {
     const model::MatrixRef& rows = layer.bundle.rows;
     if (!rows.present()) continue;
-    const uint64_t used = uint64_t{2} * rows.rows * rows.cols;  // Of one expert, all neurons.
+    const uint64_t parts = layer.bundle.gates.present() ? 1 : 2;
+    const uint64_t experts_used = rows.slices > 1 ? config_.moe.used_count : 1;
+    const uint64_t used = parts * experts_used * rows.rows * rows.cols;
     summary_.multiply_adds_per_token += used;
     by_type[rows.type] += used;
   }
@@ -411,14 +418,14 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
   kv_region_ = {};
   arena_ = std::make_unique<neuron_cache::Arena>(plan_.arena_bytes());
   const size_t fixed = plan_.vector_bytes + plan_.scratch_bytes;
-  GANGLION_ASSIGN_OR_RETURN(fixed_region_,
-                            neuron_cache::Region::reserve(*arena_, fixed, "norms and scratch"));
+  const size_t most = plan_.vector_bytes + ForwardPass::scratch_bytes(forward_context_, plan_.chunk);
+  GANGLION_ASSIGN_OR_RETURN(fixed_region_, neuron_cache::Region::reserve(*arena_, most, "norms and scratch"));
   GANGLION_RETURN_IF_ERROR(fixed_region_.resize(fixed));
   GANGLION_ASSIGN_OR_RETURN(kv_region_,
                             neuron_cache::Region::reserve(*arena_, plan_.kv_full_bytes, "the KV cache"));
   GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
   kv_pages_ = std::make_unique<model::KvPages>(kv_region_.bytes().first(plan_.kv_bytes), kv_page_bytes_);
-  GANGLION_RETURN_IF_ERROR(load_vectors(fixed_region_.bytes().subspan(plan_.scratch_bytes)));
+  GANGLION_RETURN_IF_ERROR(load_vectors(fixed_region_.bytes().first(plan_.vector_bytes)));
   GANGLION_ASSIGN_OR_RETURN(stream_,
                             neuron_stream::NeuronStream::create(*store_, *queue_, *arena_, stream_config()));
   multiplier_ = std::make_unique<Multiplier>(*kernels_, *threads_, *store_, *stream_, store_index_);
@@ -428,8 +435,14 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
   forward_context_.stream = stream_.get();
   forward_context_.multiplier = multiplier_.get();
   forward_context_.vectors = vectors_;
-  forward_ =
-      std::make_unique<ForwardPass>(forward_context_, fixed_region_.bytes().first(plan_.scratch_bytes));
+  forward_ = std::make_unique<ForwardPass>(
+      forward_context_, fixed_region_.bytes().subspan(plan_.vector_bytes, plan_.scratch_bytes));
+  return base::ok_status();
+}
+
+Status Runtime::resize_scratch() {
+  GANGLION_RETURN_IF_ERROR(fixed_region_.resize(plan_.vector_bytes + plan_.scratch_bytes));
+  forward_->use_scratch(plan_.rows, fixed_region_.bytes().subspan(plan_.vector_bytes, plan_.scratch_bytes));
   return base::ok_status();
 }
 
@@ -439,19 +452,37 @@ Status Runtime::apply(planner::Plan next) {
   if (packed() && next.neuron_cache_bytes < plan_.neuron_cache_bytes) {
     GANGLION_RETURN_IF_ERROR(bundles_->resize_cache(next.neuron_cache_bytes));
   }
+  const bool less_scratch = next.scratch_bytes < plan_.scratch_bytes;
   plan_ = std::move(next);
+  if (less_scratch) GANGLION_RETURN_IF_ERROR(resize_scratch());
   GANGLION_RETURN_IF_ERROR(stream_->rearrange(stream_config()));
   if (checks_ != nullptr) GANGLION_RETURN_IF_ERROR(verify_resident_bundles());
   GANGLION_RETURN_IF_ERROR(kv_region_.resize(plan_.kv_bytes));
   if (packed()) GANGLION_RETURN_IF_ERROR(bundles_->resize_cache(plan_.neuron_cache_bytes));
   kv_pages_->extend(kv_region_.bytes().first(plan_.kv_bytes));
+  if (!less_scratch) GANGLION_RETURN_IF_ERROR(resize_scratch());
   arena_->set_budget_bytes(plan_.arena_bytes());
   summarise();
   return base::ok_status();
 }
 
 Status Runtime::set_budget(uint64_t bytes) {
-  GANGLION_ASSIGN_OR_RETURN(planner::Plan next, planner::replan(model_sizes(), plan_, bytes, plan_.kv_bytes));
+  planner::PlanChange change = planner::unchanged(plan_);
+  change.budget_bytes = bytes;
+  GANGLION_ASSIGN_OR_RETURN(planner::Plan next, planner::replan(model_sizes(), plan_, change));
+  return apply(std::move(next));
+}
+
+Status Runtime::make_room(size_t rows) {
+  constexpr size_t kStep = 64;
+  const size_t present = forward_->most_rows();
+  planner::PlanChange change = planner::unchanged(plan_);
+  change.rows = plan_.answer_rows;
+  if (rows > plan_.answer_rows)
+    change.rows = std::max(present, std::min(plan_.chunk, base::round_up(rows, kStep)));
+  // What nobody else can use may as well stay.
+  if (change.rows == present || (change.rows < present && !plan_.streams())) return base::ok_status();
+  GANGLION_ASSIGN_OR_RETURN(planner::Plan next, planner::replan(model_sizes(), plan_, change));
   return apply(std::move(next));
 }
 
@@ -462,8 +493,9 @@ Status Runtime::grow_kv(size_t missing) {
   const uint64_t wanted = std::min<uint64_t>(
       base::round_up(pages * kv_page_bytes_, neuron_cache::kSegmentBytes), plan_.kv_full_bytes);
   if (wanted <= plan_.kv_bytes) return base::ok_status();
-  GANGLION_ASSIGN_OR_RETURN(planner::Plan next,
-                            planner::replan(model_sizes(), plan_, plan_.budget_bytes, wanted));
+  planner::PlanChange change = planner::unchanged(plan_);
+  change.kv_bytes = wanted;
+  GANGLION_ASSIGN_OR_RETURN(planner::Plan next, planner::replan(model_sizes(), plan_, change));
   return apply(std::move(next));
 }
 

@@ -26,6 +26,9 @@ class Runtime {
   /// Makes room for `missing` more KV pages, as far as the full context allows, at the cost of weights in
   /// memory.
   base::Status grow_kv(size_t missing);
+  /// Before passes of up to `rows` rows (at most the chunk): scratch takes memory from weights, or gives it
+  /// back.
+  base::Status make_room(size_t rows);
   /// Shrinks caches if the system is short of memory; looks at most once a second.
   void react_to_pressure();
 
@@ -67,10 +70,12 @@ class Runtime {
   void summarise_neurons();
   void leave_out_parts(planner::Plan* plan) const;
   base::Status apply(planner::Plan next);
+  base::Status resize_scratch();
   base::Status load_vectors(std::span<uint8_t> memory);
   neuron_stream::StreamConfig stream_config() const;
   // Of a pack.
   base::Status read_neurons();
+  std::string sparsity() const;
   std::vector<neuron_stream::BundleLayer> bundle_layers() const;
   std::vector<neuron_store::BlockId> pass_order() const;
   bool covered_by_prefix(neuron_store::BlockId block) const;
@@ -97,6 +102,7 @@ class Runtime {
   std::vector<float> frequencies_;             // of all packed neurons, set by set
   std::vector<std::vector<uint16_t>> orders_;  // by layer
   std::vector<const uint16_t*> order_data_;
+  std::vector<OpenGates> open_gates_;  // by layer
   std::vector<planner::NeuronSet> neuron_sets_;
   size_t kv_page_bytes_ = 0;
   ForwardContext forward_context_;
@@ -105,7 +111,7 @@ class Runtime {
   std::vector<std::string> notes_;
 
   std::unique_ptr<neuron_cache::Arena> arena_;
-  neuron_cache::Region fixed_region_;  // vectors, then scratch
+  neuron_cache::Region fixed_region_;  // vectors, then scratch, which changes its size
   neuron_cache::Region kv_region_;
   std::vector<const float*> vectors_;
   std::unique_ptr<neuron_stream::NeuronStream> stream_;

@@ -74,6 +74,13 @@ Status Runtime::read_neurons() {
   }
   if (neuron_sets_.empty())
     return Status(Code::kModelFile, "a pack without a packed layer (ganglion.pack.stride)");
+  if (sparse() && !config_.pack.sparsify.empty()) {
+    const auto divergence = static_cast<double>(config_.pack.divergence);
+    notes_.push_back(base::format(
+        "answers are lossy (%s): the smallest of the SiLU activations are left out%s - --exact takes all",
+        sparsity().c_str(),
+        divergence < 0 ? "" : base::format(", at a KL divergence of %.4f nat", divergence).c_str()));
+  }
   for (const auto& order : orders_) order_data_.push_back(order.empty() ? nullptr : order.data());
   return base::ok_status();
 }
@@ -88,12 +95,14 @@ void Runtime::summarise_neurons() {
     s.sparse_bytes_per_token += dense_block_bytes_[id];
     if (!resident[id]) s.sparse_streamed_bytes_per_token += dense_block_bytes_[id];
   }
+  s.sparsity = sparsity();
   double bytes = 0;
   size_t set = 0;
   for (const LayerWeights& w : weights_.layers) {
     const BundleRef& b = w.bundle;
     if (!b.present()) continue;
-    // A predicted neuron costs its gate, an active one the rest.
+    // A predicted neuron costs its gate, an active one the rest. Without a predictor gates are dense.
+    const double over = b.gates.present() ? 1 : static_cast<double>(config_.pack.over_prediction);
     const auto gate_bytes = static_cast<double>(b.up_offset);
     const auto other_bytes = static_cast<double>(b.bytes - b.up_offset);
     s.neuron_read_bytes = std::max<uint64_t>(s.neuron_read_bytes, base::round_up(b.stride, 4096));
@@ -102,7 +111,7 @@ void Runtime::summarise_neurons() {
       const uint32_t in_memory = std::max(plan_.neuron_prefix[set], plan_.neuron_warm[set]);
       for (size_t i = 0; i < frequency.size(); ++i) {
         const double active = static_cast<double>(frequency[i]);
-        const double predicted = std::min(1.0, active * static_cast<double>(config_.pack.over_prediction));
+        const double predicted = std::min(1.0, active * over);
         bytes += predicted * gate_bytes + active * other_bytes;
         s.neurons_per_token += predicted;
         // Thresholds of rare neurons are priced by reads: about as many are predicted as fire.
@@ -111,6 +120,15 @@ void Runtime::summarise_neurons() {
     }
   }
   s.sparse_bytes_per_token += static_cast<uint64_t>(bytes);
+}
+
+std::string Runtime::sparsity() const {
+  if (!sparse()) return "";
+  if (!config_.pack.sparsify.empty())
+    return base::format("%s:%.2f", config_.pack.sparsify.c_str(), static_cast<double>(config_.pack.left_out));
+  const bool predicts = std::any_of(weights_.layers.begin(), weights_.layers.end(),
+                                    [](const LayerWeights& w) { return w.bundle.predict_low.present(); });
+  return predicts ? "predictors" : "";
 }
 
 // For ablation: no neuron stays in memory.
@@ -141,7 +159,9 @@ std::vector<BlockId> Runtime::pass_order() const {
   std::vector<bool> placed(dense_blocks_, false);
   std::vector<const LayerWeights*> owner(store_index_.size(), nullptr);
   for (const LayerWeights& w : weights_.layers) {
-    if (w.bundle.present() && w.expert_down.present()) owner[store_index_[w.bundle.rows.index]] = &w;
+    if (!w.bundle.present() || !w.expert_down.present()) continue;
+    const model::MatrixRef& first = w.bundle.gates.present() ? w.bundle.gates : w.bundle.rows;
+    owner[store_index_[first.index]] = &w;
   }
   for (BlockId id = 0; id < dense_blocks_; ++id) {
     if (placed[id]) continue;
@@ -151,7 +171,8 @@ std::vector<BlockId> Runtime::pass_order() const {
       continue;
     }
     for (uint32_t e = 0; e < w->expert_down.slices; ++e) {
-      for (const model::MatrixRef* matrix : {&w->bundle.rows, &w->expert_down}) {
+      for (const model::MatrixRef* matrix : {&w->bundle.gates, &w->bundle.rows, &w->expert_down}) {
+        if (!matrix->present()) continue;
         const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], e);
         for (BlockId block = range.begin; block < range.end; ++block) {
           order.push_back(block);
@@ -186,6 +207,13 @@ Status Runtime::load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* 
                                                      .cache_bytes = plan_.neuron_cache_bytes,
                                                      .staging_bytes = plan_.neuron_staging_bytes}));
   GANGLION_RETURN_IF_ERROR(bundles_->load(progress, context));
+  open_gates_.clear();
+  for (const LayerWeights& w : weights_.layers) {
+    const model::VectorRef& threshold = w.bundle.gate_threshold;
+    open_gates_.push_back(threshold.present() ? open_silu_gates(*vectors_[threshold.index])
+                                              : OpenGates{.above = config_.ffn_threshold});
+  }
+  forward_context_.open_gates = open_gates_;
   forward_context_.bundles = bundles_.get();
   forward_context_.orders = order_data_;
   return base::ok_status();

@@ -167,7 +167,7 @@ void map_latent_attention(Mapper& m, const ModelConfig& c, const LayerConfig& l,
 
 constexpr uint32_t kMostPackedNeurons = 65536;  // Of an expert: their numbers take 16 bits.
 
-// Gate, up and transposed down rows as bundles, with their predictor.
+// Gate, up and transposed down rows as bundles with their predictor, or gates and bundles of the rest.
 void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig::Layer& layer, uint32_t ffn,
                  uint32_t experts, const std::string& p, LayerWeights* w) {
   const auto fail = [&](const std::string& what) {
@@ -187,25 +187,31 @@ void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig
   BundleRef& b = w->bundle;
   b.up_type = up->type;
   b.down_type = static_cast<kernels::DownType>(down);
-  b.up_offset = static_cast<uint32_t>(base::row_bytes(gate->type, c.dim));
+  const bool predicted = layer.rank > 0;
+  b.up_offset = predicted ? static_cast<uint32_t>(base::row_bytes(gate->type, c.dim)) : 0;
   b.down_offset = b.up_offset + static_cast<uint32_t>(base::row_bytes(up->type, c.dim));
   b.bytes = b.down_offset + static_cast<uint32_t>(kernels::down_row_bytes(b.down_type, c.dim));
   b.stride = layer.stride;
   if (b.stride < b.bytes) return fail(base::format("stride %u for bundles of %u bytes", b.stride, b.bytes));
-  if (layer.rank > 0) {
-    constexpr const char* kKeys = "feed_forward_length and ganglion.pack.rank";
+  constexpr const char* kKeys = "feed_forward_length and ganglion.pack.rank";
+  if (predicted) {
     b.predict_low = m.matrix(p + "ffn_predict_low.weight", layer.rank, c.dim, experts, kKeys);
     b.predict_out = m.matrix(p + "ffn_predict_out.weight", layer.rank, ffn, experts, kKeys);
     b.threshold = m.vector(p + "ffn_predict_threshold.weight", uint64_t{experts} * ffn, kKeys);
   }
   const bool known =
       b.predict_out.type == base::TensorType::kQ4_0 || b.predict_out.type == base::TensorType::kQ8_0;
-  if (layer.rank > 0 && (ffn % 32 != 0 || !known))
+  if (predicted && (ffn % 32 != 0 || !known))
     return fail("predictors are rows of whole blocks of Q4_0 or Q8_0");
+  if (!predicted) b.gates = m.matrix(p + "ffn_bundle_gate.weight", ffn, c.dim, experts, kKeys);
+  if (b.gates.present() && b.gates.type != gate->type) return fail("gates are of another type");
+  if (c.activation == model_config::FfnActivation::kSilu)
+    b.gate_threshold = m.vector(p + "ffn_gate_threshold.weight", 1, "ganglion.pack.sparsify");
   b.tensor = m.plain(p + "ffn_bundle.weight", base::TensorType::kI8, b.stride, ffn, experts);
   b.order_tensor = m.plain(p + "ffn_order.weight", base::TensorType::kI32, ffn, experts, 1);
   b.frequency_tensor = m.plain(p + "ffn_frequency.weight", base::TensorType::kF32, ffn, experts, 1);
-  if (b.tensor != kAbsent) b.rows = {m.add_matrix(b.tensor), ffn, c.dim, experts, gate->type};
+  if (b.tensor != kAbsent)
+    b.rows = {m.add_matrix(b.tensor), ffn, c.dim, experts, predicted ? gate->type : up->type};
 }
 
 void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::string& p, const char* suffix,

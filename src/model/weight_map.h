@@ -34,19 +34,22 @@ struct VectorRef {
 };
 
 /// The packed FFN of a layer: [E][F] bundles, most frequent neuron of each expert first (E = 1: dense FFN).
+/// Either a predictor chooses neurons and each bundle begins with its gate, or all gates are computed.
 struct BundleRef {
-  MatrixRef rows;  ///< [E][F][D] of the gate's type, with the bundle's stride: the gate row begins a bundle.
+  MatrixRef gates;  ///< [E][F][D], in pack order; absent where there is a predictor.
+  MatrixRef rows;   ///< [E][F][D] of the first row of each bundle, gate or up, with the bundle's stride.
   base::TensorType up_type = base::TensorType::kF32;
   kernels::DownType down_type = kernels::DownType::kF32;
-  uint32_t up_offset = 0;               ///< In a bundle.
-  uint32_t down_offset = 0;             ///< Likewise, of the transposed down row.
-  uint32_t bytes = 0;                   ///< Of a bundle without padding.
-  uint32_t stride = 0;                  ///< From bundle to bundle on storage.
-  MatrixRef predict_low;                ///< [E][rank][D]
-  MatrixRef predict_out;                ///< [E][F][rank]
-  VectorRef threshold;                  ///< [E][F]: predicted active where the score is above it.
-  uint32_t tensor = kAbsent;            ///< Numbers in GgufModel::tensors: the bundles,
-  uint32_t order_tensor = kAbsent;      ///< the neurons' original indices,
+  uint32_t up_offset = 0;           ///< In a bundle.
+  uint32_t down_offset = 0;         ///< Likewise, of the transposed down row.
+  uint32_t bytes = 0;               ///< Of a bundle without padding.
+  uint32_t stride = 0;              ///< From bundle to bundle on storage.
+  MatrixRef predict_low;            ///< [E][rank][D]
+  MatrixRef predict_out;            ///< [E][F][rank]
+  VectorRef threshold;              ///< [E][F]: predicted active where the score is above it.
+  VectorRef gate_threshold;         ///< [1]: a gate is open where its SiLU is larger in size; absent: ReLU.
+  uint32_t tensor = kAbsent;        ///< Numbers in GgufModel::tensors: the bundles,
+  uint32_t order_tensor = kAbsent;  ///< the neurons' original indices,
   uint32_t frequency_tensor = kAbsent;  ///< and their activation frequencies.
   bool present() const { return rows.present(); }
 };

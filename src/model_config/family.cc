@@ -63,8 +63,8 @@ void read_pack(KeyReader& keys, ModelConfig* config) {
   const base::Metadata& metadata = keys.metadata();
   if (!metadata.has("ganglion.pack.version")) return;
   const Result<uint64_t> version = metadata.uint_required("ganglion.pack.version");
-  if (!version.ok() || version.value() != 1) {
-    keys.fail(Code::kUnsupported, "ganglion.pack.version is not 1 - pack the model again with this program");
+  if (!version.ok() || version.value() != 2) {
+    keys.fail(Code::kUnsupported, "ganglion.pack.version is not 2 - pack the model again with this program");
     return;
   }
   PackConfig& pack = config->pack;
@@ -72,6 +72,15 @@ void read_pack(KeyReader& keys, ModelConfig* config) {
   const Result<std::string> down = metadata.string_required("ganglion.pack.down");
   if (!down.ok()) return keys.fail(Code::kModelFile, down.status().message());
   pack.down = down.value();
+  const Result<std::string> sparsify = metadata.string_or("ganglion.pack.sparsify", "");
+  const Result<double> left_out = metadata.float_or("ganglion.pack.left_out", 0);
+  const Result<double> divergence = metadata.float_or("ganglion.pack.divergence", -1);
+  for (const Status& status : {sparsify.status(), left_out.status(), divergence.status()}) {
+    if (!status.ok()) return keys.fail(Code::kModelFile, status.message());
+  }
+  pack.sparsify = sparsify.value();
+  pack.left_out = static_cast<float>(left_out.value());
+  pack.divergence = static_cast<float>(divergence.value());
   pack.layers.resize(config->layers.size());
   const auto fill = [&](const char* key, uint32_t PackConfig::Layer::*member) {
     const Result<std::vector<double>> values = metadata.numbers(key);

@@ -56,13 +56,16 @@ struct MlaConfig {
 /// A pack (docs/pack_format.md) holds gate and up rows and transposed down rows of FFN neurons as bundles.
 struct PackConfig {
   struct Layer {
-    uint32_t gate_type = 0;  ///< GGUF type numbers of the rows in a bundle.
+    uint32_t gate_type = 0;  ///< GGUF type numbers of gate and up rows.
     uint32_t up_type = 0;
     uint32_t stride = 0;  ///< Bytes from bundle to bundle on storage; 0: the layer is not packed.
-    uint32_t rank = 0;    ///< Of the predictor; 0: none, every neuron counts as predicted.
+    uint32_t rank = 0;    ///< Of the predictor; 0: none, gates are a matrix of their own.
   };
   bool present = false;
-  std::string down;  ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
+  std::string down;       ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
+  std::string sparsify;   ///< "cats": small SiLU activations are left out; empty: none are.
+  float left_out = 0;     ///< Their share.
+  float divergence = -1;  ///< Mean KL divergence in nat from exact passes; below 0: not measured.
   std::vector<Layer> layers;
   float over_prediction = 1.6F;  ///< Predicted neurons per active one, for estimates.
 };

@@ -61,6 +61,8 @@ Plan fixed_part(const ModelSizes& sizes, const PlanRequest& request, size_t cont
   plan.vector_bytes = sizes.vector_bytes;
   plan.context = context;
   plan.chunk = chunk;
+  plan.answer_rows = std::min(request.answer_rows, chunk);
+  plan.rows = chunk;
   plan.scratch_bytes = sizes.scratch_bytes(sizes.context, chunk);
   plan.kv_full_bytes = sizes.kv_bytes(sizes.context, context, chunk);
   plan.kv_bytes = plan.kv_full_bytes;
@@ -85,22 +87,32 @@ uint64_t packed_neurons(std::span<const NeuronSet> sets, std::span<const uint32_
   return bytes;
 }
 
+// Segments that the KV cache and the scratch of prompts may still ask for.
+uint64_t growth(const ModelSizes& sizes, const Plan& plan) {
+  return segments(plan.kv_full_bytes) - segments(plan.kv_bytes) +
+         segments(plan.vector_bytes + sizes.scratch_bytes(sizes.context, plan.chunk)) -
+         segments(plan.vector_bytes + plan.scratch_bytes);
+}
+
 // A pack: what every token needs comes first, then the most frequent neurons, then, if all of those fit, the
 // blocks that only exact passes use.
 void share_out_pack(const ModelSizes& sizes, Plan* plan) {
   const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
-  uint64_t left = available - segments(plan->vector_bytes + plan->scratch_bytes) - segments(plan->kv_bytes);
-  plan->ring_slots = std::clamp(left / 64 / sizes.ring_slot_bytes, kLeastRingSlots, kMostPackRingSlots);
+  // Only the neuron cache gives way later.
+  const uint64_t spare = growth(sizes, *plan);
+  uint64_t room =
+      available - segments(plan->vector_bytes + plan->scratch_bytes) - segments(plan->kv_bytes) - spare;
+  plan->ring_slots = std::clamp(room / 64 / sizes.ring_slot_bytes, kLeastRingSlots, kMostPackRingSlots);
   plan->ring_bytes = std::max(plan->ring_slots * sizes.ring_slot_bytes, plan->ring_bytes);
-  plan->neuron_staging_bytes = segments(std::clamp(left / 64, plan->neuron_staging_bytes, kMostStagingBytes));
-  left -= std::min(left, segments(plan->ring_bytes) + plan->neuron_staging_bytes);
+  plan->neuron_staging_bytes = segments(std::clamp(room / 64, plan->neuron_staging_bytes, kMostStagingBytes));
+  room = base::round_down(room - std::min(room, segments(plan->ring_bytes) + plan->neuron_staging_bytes),
+                          kSegment);
   uint64_t always = 0;
   uint64_t all_neurons = 0;
   for (size_t i = 0; i < sizes.dense_blocks.size(); ++i)
     always += sizes.exact_only[i] != 0 ? 0 : base::round_up(sizes.dense_blocks[i], 64);
   for (const NeuronSet& set : sizes.neuron_sets)
     all_neurons += base::round_up(set.frequency.size() * set.bundle_bytes, 64);
-  uint64_t room = base::round_down(left, kSegment);
   plan->dense_resident.clear();
   for (const uint8_t exact_only : {uint8_t{0}, uint8_t{1}}) {
     if (exact_only == 1 && segments(always) + segments(all_neurons) > room) break;
@@ -121,14 +133,19 @@ void share_out_pack(const ModelSizes& sizes, Plan* plan) {
     plan->neuron_warm = plan->neuron_prefix;
     return;
   }
-  // A part follows what is used now; it also gives way to the KV cache as that grows.
-  const uint64_t growth = segments(plan->kv_full_bytes) - segments(plan->kv_bytes);
-  const uint64_t cache = std::min(room, segments(std::max(room / kCacheShare, growth)));
+  // A part follows what is used now.
+  room += spare;
+  const uint64_t cache = std::min(room, segments(std::max(room / kCacheShare, spare)));
   plan->neuron_prefix = most_frequent(sizes.neuron_sets, room - cache);
   plan->neuron_prefix_bytes = packed_neurons(sizes.neuron_sets, plan->neuron_prefix);
   plan->neuron_cache_bytes = room - std::min(room, segments(plan->neuron_prefix_bytes));
   plan->neuron_warm =
       most_frequent(sizes.neuron_sets, plan->neuron_prefix_bytes + plan->neuron_cache_bytes / 64 * 63);
+}
+
+void use_rows(const ModelSizes& sizes, size_t rows, Plan* plan) {
+  plan->rows = rows;
+  plan->scratch_bytes = sizes.scratch_bytes(sizes.context, rows);
 }
 
 // Shares out what the budget leaves above the fixed part.
@@ -207,23 +224,25 @@ std::vector<uint32_t> spread_order(size_t count) {
 namespace {
 
 // Of a pack in use only the neuron cache changes its size.
-Result<Plan> replan_pack(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes,
-                         uint64_t kv_bytes) {
+Result<Plan> replan_pack(const ModelSizes& sizes, const Plan& plan, const PlanChange& change) {
   Plan next = plan;
-  next.budget_bytes = budget_bytes;
-  next.kv_bytes = std::min(kv_bytes, plan.kv_full_bytes);
+  next.budget_bytes = change.budget_bytes;
   next.neuron_cache_bytes = 0;
-  if (next.planned_bytes() > budget_bytes) {
+  next.kv_bytes = next.kv_full_bytes;
+  next.scratch_bytes = sizes.scratch_bytes(sizes.context, plan.chunk);
+  if (next.planned_bytes() > next.budget_bytes) {
     return Status(
         Code::kResources,
         base::format("a pack in use can give back its neuron cache only: %s are needed, %s are asked for",
                      base::format_bytes(next.planned_bytes()).c_str(),
-                     base::format_bytes(budget_bytes).c_str()));
+                     base::format_bytes(next.budget_bytes).c_str()));
   }
+  next.kv_bytes = std::min(change.kv_bytes, next.kv_full_bytes);
+  use_rows(sizes, change.rows, &next);
   uint64_t all_neurons = 0;
   for (const NeuronSet& set : sizes.neuron_sets)
     all_neurons += set.frequency.size() * sizes.bundle_slot_bytes;
-  next.neuron_cache_bytes = std::min(base::round_down(budget_bytes - next.planned_bytes(), kSegment),
+  next.neuron_cache_bytes = std::min(base::round_down(next.budget_bytes - next.planned_bytes(), kSegment),
                                      segments(all_neurons - std::min(all_neurons, next.neuron_prefix_bytes)));
   return next;
 }
@@ -264,17 +283,19 @@ std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t ro
   return counts;
 }
 
-Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes, uint64_t kv_bytes) {
-  if (plan.packed()) return replan_pack(sizes, plan, budget_bytes, kv_bytes);
-  const PlanRequest request = {.budget_bytes = budget_bytes,
+Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, const PlanChange& change) {
+  if (plan.packed()) return replan_pack(sizes, plan, change);
+  const PlanRequest request = {.budget_bytes = change.budget_bytes,
                                .process_bytes = plan.process_bytes,
                                .context = plan.context,
-                               .chunk = plan.chunk};
+                               .chunk = plan.chunk,
+                               .answer_rows = plan.answer_rows};
   Plan next = fixed_part(sizes, request, plan.context, plan.chunk);
-  if (next.planned_bytes() > budget_bytes) return too_small(next, budget_bytes, true);
-  next.budget_bytes = budget_bytes;
+  if (next.planned_bytes() > change.budget_bytes) return too_small(next, change.budget_bytes, true);
+  next.budget_bytes = change.budget_bytes;
   next.context_lowered = plan.context_lowered;
-  next.kv_bytes = std::min(kv_bytes, next.kv_full_bytes);
+  next.kv_bytes = std::min(change.kv_bytes, next.kv_full_bytes);
+  use_rows(sizes, change.rows, &next);
   share_out(sizes, &next);
   return next;
 }
@@ -285,6 +306,21 @@ uint64_t Plan::arena_bytes() const {
          segments(neuron_cache_bytes) + segments(neuron_staging_bytes);
 }
 
+namespace {
+
+// Shares out; where not all fits, scratch takes only what answers need until a prompt comes.
+Plan between_prompts(const ModelSizes& sizes, const Plan& fixed) {
+  Plan plan = fixed;
+  share_out(sizes, &plan);
+  if (!plan.streams() || plan.answer_rows == plan.chunk) return plan;
+  plan = fixed;
+  use_rows(sizes, plan.answer_rows, &plan);
+  share_out(sizes, &plan);
+  return plan;
+}
+
+}  // namespace
+
 Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
   const bool fixed_context = request.context > 0;
   size_t context = fixed_context ? request.context : std::min(sizes.context_trained, kDefaultContext);
@@ -294,16 +330,14 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
     Plan plan = fixed_part(sizes, request, context, chunk);
     plan.budget_bytes = plan.planned_bytes();
     plan.context_lowered = !fixed_context && context < std::min(sizes.context_trained, kDefaultContext);
-    share_out(sizes, &plan);
-    return plan;
+    return between_prompts(sizes, plan);
   }
   const size_t first_context = context;
   for (;;) {
     size_t chunk = request.chunk > 0 ? request.chunk : std::min(kMostChunk, context);
     Plan plan = fixed_part(sizes, request, context, chunk);
-    // A chunk saves reading per prompt token, but its buffers take memory from every token: at most a tenth,
-    // or a thirty-second of a pack, whose every neuron in memory saves reads.
-    const uint64_t most_scratch = request.budget_bytes / (sizes.neuron_sets.empty() ? 10 : 32);
+    // A chunk saves reading per prompt token, but what its buffers displace is read anew after the prompt.
+    const uint64_t most_scratch = request.budget_bytes / (sizes.neuron_sets.empty() ? 4 : 8);
     while (request.chunk == 0 && chunk > 1 &&
            (plan.planned_bytes() > request.budget_bytes ||
             (chunk > kMinimumChunk && plan.scratch_bytes > most_scratch))) {
@@ -319,8 +353,7 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
     if (fits && !crowds_out) {
       plan.kv_bytes =
           sizes.kv_bytes(sizes.context, std::min(context, std::max(chunk, kFirstPositions)), chunk);
-      share_out(sizes, &plan);
-      return plan;
+      return between_prompts(sizes, plan);
     }
     if (!fixed_context && context > kLeastContext) {
       context = std::max(kLeastContext, context / 2);

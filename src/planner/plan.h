@@ -47,6 +47,7 @@ struct PlanRequest {
   uint64_t process_bytes = 0;  ///< Code, libraries, vocabulary, stacks, tables: measured or estimated.
   size_t context = 0;          ///< Positions; 0: min(trained, 4096), lowered while it takes over half.
   size_t chunk = 0;            ///< Prefill chunk; 0: as large as is sensible.
+  size_t answer_rows = 16;     ///< Rows of a pass that is no prompt, at most.
 };
 
 struct Plan {
@@ -54,7 +55,7 @@ struct Plan {
   uint64_t process_bytes = 0;
   uint64_t reserve_bytes = 0;
   uint64_t vector_bytes = 0;
-  uint64_t scratch_bytes = 0;
+  uint64_t scratch_bytes = 0;   ///< Of passes of `rows`.
   uint64_t kv_bytes = 0;        ///< What the KV cache takes now; it grows with the sequences.
   uint64_t kv_full_bytes = 0;   ///< What it takes at the full context: other uses then shrink.
   uint64_t resident_bytes = 0;  ///< Of dense blocks, and of experts where all fit.
@@ -66,7 +67,9 @@ struct Plan {
   std::vector<uint32_t> neuron_prefix;  ///< By set: so many of the most frequent are in memory...
   std::vector<uint32_t> neuron_warm;    ///< ...and up to here they are cached at start.
   size_t context = 0;
-  size_t chunk = 0;
+  size_t chunk = 0;        ///< Rows of a prompt's pass at most.
+  size_t answer_rows = 0;  ///< Rows that scratch has room for between prompts: others then have the rest.
+  size_t rows = 0;         ///< Rows that scratch has room for now.
   bool context_lowered = false;
   bool experts_resident = false;
   size_t ring_slots = 0;
@@ -93,10 +96,19 @@ std::vector<uint32_t> spread_order(size_t count);
 /// are not, and their bundles take at most `room_bytes`.
 std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t room_bytes);
 
-/// `plan` with another budget or another present size of the KV cache; context and chunk stay.
-/// Errors: kResources if the budget does not hold the minimum with the full context.
-base::Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, uint64_t budget_bytes,
-                          uint64_t kv_bytes);
+/// What changes while a model is in use.
+struct PlanChange {
+  uint64_t budget_bytes = 0;
+  uint64_t kv_bytes = 0;
+  size_t rows = 0;  ///< Rows that scratch has room for.
+};
+inline PlanChange unchanged(const Plan& plan) {
+  return {plan.budget_bytes, plan.kv_bytes, plan.rows};
+}
+
+/// `plan` with a change; context and chunk stay.
+/// Errors: kResources if the budget does not hold the minimum with the full context and chunk.
+base::Result<Plan> replan(const ModelSizes& sizes, const Plan& plan, const PlanChange& change);
 
 /// Errors: kResources, saying what is needed for what and the smallest budget that would do.
 base::Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request);

@@ -73,6 +73,45 @@ TEST(Plan, SpreadsTheResidentBlocksEvenly) {
   for (size_t i = 0; i < 1000; i += 100) EXPECT_LE(std::abs(count(i, i + 100) - total / 10), 3);
 }
 
+TEST(Plan, BetweenPromptsWeightsTakeTheScratchOfChunks) {
+  const std::vector<uint32_t> blocks(1000, 512 * kKiB);
+  const ModelSizes sizes = dense_model(blocks);
+  const PlanRequest request = {.budget_bytes = 400 * kMiB, .process_bytes = 20 * kMiB, .context = 4096};
+  const Plan answers = make_plan(sizes, request).take();
+  EXPECT_GT(answers.chunk, 4 * answers.answer_rows);
+  EXPECT_EQ(answers.rows, answers.answer_rows);
+  PlanChange change = unchanged(answers);
+  change.rows = answers.chunk;
+  const Plan prompts = replan(sizes, answers, change).take();
+  EXPECT_EQ(prompts.scratch_bytes, scratch(nullptr, answers.chunk));
+  EXPECT_LE(prompts.planned_bytes(), request.budget_bytes);
+  EXPECT_LT(prompts.resident_bytes + prompts.scratch_bytes / 2, answers.resident_bytes);
+  change.rows = answers.answer_rows;
+  EXPECT_EQ(replan(sizes, prompts, change).take().dense_resident, answers.dense_resident);
+}
+
+TEST(Plan, APackKeepsRoomForTheFullContextAndChunk) {
+  const std::vector<uint32_t> blocks(100, 512 * kKiB);
+  const std::vector<uint8_t> exact_only(100, 0);
+  std::vector<float> frequency(20000);
+  for (size_t i = 0; i < frequency.size(); ++i) frequency[i] = 1 / static_cast<float>(i + 1);
+  const std::vector<NeuronSet> sets = {{8000, frequency}};
+  ModelSizes sizes = dense_model(blocks);
+  sizes.exact_only = exact_only;
+  sizes.neuron_sets = sets;
+  sizes.bundle_slot_bytes = 8000;
+  for (uint64_t budget = 130 * kMiB; budget < 500 * kMiB; budget += 7 * kMiB) {
+    const PlanRequest request = {.budget_bytes = budget, .process_bytes = 20 * kMiB, .context = 2048};
+    const auto made = make_plan(sizes, request);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    EXPECT_LE(made.value().planned_bytes(), budget);
+    const auto full = replan(sizes, made.value(), {budget, made.value().kv_full_bytes, made.value().chunk});
+    ASSERT_TRUE(full.ok()) << full.status().message();
+    EXPECT_LE(full.value().planned_bytes(), budget);
+    EXPECT_EQ(full.value().neuron_prefix, made.value().neuron_prefix);
+  }
+}
+
 TEST(Plan, SaysWhatIsNeededWhenNothingFits) {
   const std::vector<uint32_t> blocks(10, 512 * kKiB);
   PlanRequest request;
@@ -174,7 +213,7 @@ TEST(Plan, ReplanningCutsOrExtendsThePrefixAndKeepsContextAndChunk) {
   EXPECT_LT(plan.kv_bytes, plan.kv_full_bytes);
   for (const uint64_t budget : {200 * kMiB, 300 * kMiB, 380 * kMiB, 600 * kMiB, 5000 * kMiB}) {
     for (const uint64_t kv_bytes : {plan.kv_bytes, plan.kv_full_bytes}) {
-      const auto next = replan(sizes, plan, budget, kv_bytes);
+      const auto next = replan(sizes, plan, {budget, kv_bytes, plan.rows});
       ASSERT_TRUE(next.ok()) << next.status().message();
       EXPECT_LE(next.value().planned_bytes(), budget);
       EXPECT_EQ(next.value().context, plan.context);
@@ -185,7 +224,8 @@ TEST(Plan, ReplanningCutsOrExtendsThePrefixAndKeepsContextAndChunk) {
                              next.value().dense_resident.begin()));
     }
   }
-  EXPECT_EQ(replan(sizes, plan, 60 * kMiB, plan.kv_bytes).status().code(), base::Code::kResources);
+  EXPECT_EQ(replan(sizes, plan, {60 * kMiB, plan.kv_bytes, plan.rows}).status().code(),
+            base::Code::kResources);
 }
 
 }  // namespace

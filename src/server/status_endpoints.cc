@@ -73,6 +73,7 @@ Json props_json(const ServedModel& model, const EngineView& view) {
       {"plan",
        {{"architecture", plan.architecture},
         {"weight_type", plan.weight_type},
+        {"sparsity", plan.sparsity},
         {"budget_bytes", plan.budget_bytes},
         {"planned_bytes", plan.planned_bytes},
         {"model_bytes", plan.model_bytes},

@@ -26,7 +26,11 @@ def read_json(*parts):
         return json.load(file)
 
 
-def ganglion(*args, env=None, stdin=subprocess.DEVNULL, timeout=120, **kwargs):
+# Only so that a hang ends some time; sanitizers are slow.
+PATIENCE_S = 1800 if SANITIZED else 120
+
+
+def ganglion(*args, env=None, stdin=subprocess.DEVNULL, timeout=PATIENCE_S, **kwargs):
     return subprocess.run([PROGRAM, *args], capture_output=True, text=True, timeout=timeout, stdin=stdin, check=False,
                           env={**os.environ, **(env or {})}, errors="replace", **kwargs)
 
