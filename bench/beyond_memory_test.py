@@ -48,19 +48,29 @@ class Table(unittest.TestCase):
             with self.assertRaises(ValueError, msg=text):
                 beyond_memory.budget_list(text)
 
+    RATES = beyond_memory.Rates({"disk": [{"sequential": True, "bytes_per_s": 2e9}, {"sequential": False, "bytes_per_s": 3e9}],
+                                 "memory": [{"bytes_per_s": 8e9}, {"bytes_per_s": 16e9}],
+                                 "overlap": {"memory_bytes_per_s": 12e9, "disk_bytes_per_s": 1e9}})
+
+    def test_the_bound_is_what_memory_and_disk_reach_at_once(self):
+        self.assertAlmostEqual(self.RATES.overlap, 1.25)
+        self.assertAlmostEqual(self.RATES.seconds(0, 2e9), 1)
+        self.assertAlmostEqual(self.RATES.seconds(16e9, 2e9), 1.6)
+        self.assertAlmostEqual(self.RATES.seconds(1.6e9, 2e9), 1, msg="one is short beside the other")
+
     def test_a_row_names_the_share_of_the_bound_and_the_peer(self):
-        mine = {"prompt": 20.0, "decode": 1.0, "peak": 2.5e9, "io_bytes": 1.6e9, "predicted": 1.2}
-        row = beyond_memory.row(2.6e9, mine, {"decode": 0.4, "peak": 2.6e9}, 2.0e9)
+        mine = {"prompt": 20.0, "decode": 1.0, "peak": 2.5e9, "io_bytes": 1.6e9, "touched": 1e9, "predicted": 1.2}
+        row = beyond_memory.row(2.6e9, mine, {"decode": 0.4, "peak": 2.6e9}, self.RATES)
         self.assertIn("| 80 % |", row)
         self.assertIn("| 2.5x |", row)
-        self.assertIn("| - | - |", beyond_memory.row(2.6e9, mine, None, 2.0e9))
-        self.assertIn("in memory", beyond_memory.row(8e9, {**mine, "io_bytes": 0}, None, 2.0e9))
-        self.assertIn("too small", beyond_memory.row(1e8, {"error": "too small"}, None, 2.0e9))
+        self.assertIn("| - | - |", beyond_memory.row(2.6e9, mine, None, self.RATES))
+        self.assertIn("in memory", beyond_memory.row(8e9, {**mine, "io_bytes": 0}, None, self.RATES))
+        self.assertIn("too small", beyond_memory.row(1e8, {"error": "too small"}, None, self.RATES))
 
     def test_every_row_has_the_columns_of_the_head(self):
-        mine = {"prompt": 20.0, "decode": 1.0, "peak": 2.5e9, "io_bytes": 1.6e9, "predicted": None}
-        for row in (beyond_memory.row(2.6e9, mine, {"error": "timed out"}, 2.0e9),
-                    beyond_memory.row(1e8, {"error": "too small"}, None, 2.0e9)):
+        mine = {"prompt": 20.0, "decode": 1.0, "peak": 2.5e9, "io_bytes": 1.6e9, "touched": 1e9, "predicted": None}
+        for row in (beyond_memory.row(2.6e9, mine, {"error": "timed out"}, self.RATES),
+                    beyond_memory.row(1e8, {"error": "too small"}, None, self.RATES)):
             self.assertEqual(row.count("|"), beyond_memory.HEAD.splitlines()[0].count("|"), row)
 
 

@@ -23,6 +23,13 @@ struct DiskSample {
   double cpu_s_per_read = 0;  ///< Processor time, all threads and the kernel's work for them together.
 };
 
+/// Memory and disk read at once by the threads that compute, as when weights are streamed.
+struct OverlapSample {
+  int threads = 0;
+  double memory_bytes_per_s = 0;
+  double disk_bytes_per_s = 0;  ///< Blocks of 512 KiB in sequence, 4 under way.
+};
+
 struct KernelSample {
   std::string type;                ///< Of the weights.
   std::string isa;                 ///< Kernel table.
@@ -52,6 +59,7 @@ struct DoctorReport {
   std::string io_note;    ///< Why not io_uring, if so.
   bool direct_io = false;
   std::vector<DiskSample> disk;
+  OverlapSample overlap;
   std::vector<KernelSample> kernels;
   std::string device;  ///< device_identity() of what was read.
   int64_t measured_unix_s = 0;
@@ -72,6 +80,7 @@ struct MachineRates {
   double disk_bytes_per_s = 0;     ///< Blocks of 512 KiB, 4 under way.
   double random_reads_per_s = 0;   ///< Of 16 KiB, 32 under way.
   double cpu_s_per_read = 0;       ///< Processor time of such a read.
+  double overlap = 2;              ///< What memory and disk reach at once, as shares of each alone: 1 to 2.
   double multiply_adds_per_s = 0;  ///< Of the kernel for `weight_type`, many tokens at once.
   std::string weight_type;
   int64_t measured_unix_s = 0;
@@ -96,7 +105,8 @@ struct Prediction {
 };
 
 /// Pure. The cost model: a pass costs the longer of reading and computing, the processor time of small reads
-/// included; expert caches are assumed cold by the share of experts that does not fit.
+/// included, but no less than both together over `overlap` (a virtual disk's work may be done by processors
+/// that compute); expert caches are assumed cold by the share of experts that does not fit.
 Prediction predict(const PlanSummary& plan, const MachineRates& rates);
 
 }  // namespace ganglion

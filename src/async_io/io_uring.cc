@@ -16,6 +16,8 @@ namespace ganglion::async_io {
 
 namespace {
 
+constexpr size_t kFewReads = 1;
+
 /// Single-threaded: everything happens in submit() and poll() on the caller's thread.
 class IoUringQueue final : public ReadQueue {
  public:
@@ -109,9 +111,11 @@ class IoUringQueue final : public ReadQueue {
   }
 
   // Moves queued operations into the ring as far as it has room. Bytes are limited so that what is urgent
-  // does not stand behind a long line of large reads.
+  // does not stand behind a long line of large reads. Look-ahead waits until hardly anything else is read:
+  // the device would serve all alike.
   void start() {
     while (in_ring_ < depth_ && !queued_.empty() && (ring_bytes_ < most_bytes_ || queued_.has_urgent())) {
+      if (wanted_in_ring_ > kFewReads && queued_.has_only_look_ahead()) break;
       io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
       if (sqe == nullptr) break;
       ReadOp* op = queued_.pop();
@@ -121,6 +125,7 @@ class IoUringQueue final : public ReadQueue {
       io_uring_sqe_set_data(sqe, op);
       op->step_bytes = step.length;
       ring_bytes_ += step.length;
+      wanted_in_ring_ += op->priority == Priority::kLookAhead ? 0 : 1;
       ++in_ring_;
     }
     io_uring_submit(&ring_);
@@ -134,6 +139,7 @@ class IoUringQueue final : public ReadQueue {
       const int64_t result = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
       --in_ring_;
+      wanted_in_ring_ -= op->priority == Priority::kLookAhead ? 0 : 1;
       ring_bytes_ -= op->step_bytes;
       const NextStep next = advance(op, result);
       if (next == NextStep::kAgainBuffered) direct_ = false;
@@ -158,6 +164,7 @@ class IoUringQueue final : public ReadQueue {
   PriorityOpList queued_;
   OpList done_;
   size_t in_ring_ = 0;
+  size_t wanted_in_ring_ = 0;  // Those that are no look-ahead.
   size_t ring_bytes_ = 0;
   size_t in_flight_ = 0;
   PageCacheProbe probe_;

@@ -36,6 +36,7 @@ class PriorityOpList {
     return nullptr;
   }
   bool has_urgent() const { return !lists_[static_cast<size_t>(Priority::kUrgent)].empty(); }
+  bool has_only_look_ahead() const { return lists_[0].empty() && lists_[1].empty() && !lists_[2].empty(); }
   bool empty() const { return lists_[0].empty() && lists_[1].empty() && lists_[2].empty(); }
 
  private:

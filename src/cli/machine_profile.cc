@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 
 // Identities may hold any character: the file is named by a hash (FNV-1a), and says itself what it is about.
 std::string file_of(const std::string& folder, const std::string& device) {
@@ -68,6 +68,10 @@ std::string profile_json(const DoctorReport& report) {
                       {"io", report.io},
                       {"io_note", report.io_note},
                       {"direct_io", report.direct_io},
+                      {"overlap",
+                       {{"threads", report.overlap.threads},
+                        {"memory_bytes_per_s", report.overlap.memory_bytes_per_s},
+                        {"disk_bytes_per_s", report.overlap.disk_bytes_per_s}}},
                       {"memory", ordered_json::array()},
                       {"kernels", ordered_json::array()},
                       {"disk", ordered_json::array()}};
@@ -104,6 +108,9 @@ Result<DoctorReport> parse_profile(const std::string& text) {
     report.disk_file = json.at("disk_file").get<std::string>();
     report.io = json.at("io").get<std::string>();
     report.direct_io = json.at("direct_io").get<bool>();
+    const ordered_json& overlap = json.at("overlap");
+    report.overlap = {overlap.at("threads").get<int>(), overlap.at("memory_bytes_per_s").get<double>(),
+                      overlap.at("disk_bytes_per_s").get<double>()};
     read_samples(json, &report);
     return report;
   } catch (const nlohmann::json::exception& error) {

@@ -71,8 +71,11 @@ Status Multiplier::run(std::span<const Product> products) {
       GANGLION_RETURN_IF_ERROR(stream_.wait(pending_.front().block));
       continue;
     }
-    threads_.parallel_for(tasks_.size(), 1, [this](size_t begin, size_t end, int) {
+    // What completes makes room for further reads: this thread looks meanwhile, at hardly any cost.
+    const bool reading = stream_.reading();
+    threads_.parallel_for(tasks_.size(), 1, [this, reading](size_t begin, size_t end, int thread) {
       for (size_t i = begin; i < end; ++i) compute(tasks_[i]);
+      if (reading && thread == 0) stream_.poll();
     });
     tasks_.clear();
     for (const BlockId block : pinned_) stream_.unpin(block);

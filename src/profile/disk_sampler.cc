@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "base/units.h"
 #include "platform/clock.h"
 
 namespace ganglion::profile {
@@ -10,7 +11,14 @@ using base::Code;
 using base::Result;
 using base::Status;
 
-Result<DiskSample> DiskSampler::run(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns) {
+namespace {
+// About as much as is computed between two looks at what has been read.
+constexpr size_t kMemoryBytesAtOnce = 2 * base::kMiB;
+}  // namespace
+
+Result<DiskSample> DiskSampler::run_beside(uint64_t read_bytes, int depth, bool sequential,
+                                           int64_t duration_ns, MemoryReader* reader,
+                                           double* memory_bytes_per_s) {
   read_bytes_ = read_bytes;
   sequential_ = sequential;
   places_ = file_.size() / read_bytes;
@@ -22,13 +30,15 @@ Result<DiskSample> DiskSampler::run(uint64_t read_bytes, int depth, bool sequent
   const int64_t cpu_start = platform::process_cpu_ns();
   done_bytes_ = 0;
   done_reads_ = 0;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    ops[i].memory = memory_ + i * read_bytes;
-    start_read(&ops[i]);
+  for (async_io::ReadOp& op : ops) start_read(&op);
+  uint64_t memory_bytes = 0;
+  while (queue_.in_flight() > 0) {
+    if (reader != nullptr) memory_bytes += reader->read(kMemoryBytesAtOnce);
+    queue_.poll(reader == nullptr);
   }
-  while (queue_.in_flight() > 0) queue_.poll(true);
   if (!error_.ok()) return error_;
   const double seconds = static_cast<double>(platform::now_ns() - start) / 1e9;
+  if (reader != nullptr) *memory_bytes_per_s = static_cast<double>(memory_bytes) / seconds;
   const double cpu_seconds = static_cast<double>(platform::process_cpu_ns() - cpu_start) / 1e9;
   return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds,
                     cpu_seconds / static_cast<double>(done_reads_)};
@@ -40,6 +50,8 @@ void DiskSampler::start_read(async_io::ReadOp* op) {
   op->file = &file_;
   op->offset = place * read_bytes_;
   op->needed = read_bytes_;
+  // Reads end in nearly the order in which they began: none has its memory taken, but for its contents.
+  op->memory = memory_.data() + slot_++ % (memory_.size() / read_bytes_) * read_bytes_;
   op->context = this;
   op->label = "disk measurement";
   op->done = [](async_io::ReadOp* finished) {

@@ -1,29 +1,40 @@
 // Read rates of a file by size and number of reads under way.
 #pragma once
 
+#include <span>
+
 #include "async_io/read_queue.h"
 #include "base/status.h"
 #include "ganglion/doctor.h"
 #include "platform/file.h"
+#include "profile/memory_bandwidth.h"
 
 namespace ganglion::profile {
 
 /// Keeps `depth` reads of one size under way for a while.
 class DiskSampler {
  public:
-  /// `memory` holds the reads: aligned for direct reads, depth * read_bytes of any run().
-  DiskSampler(async_io::ReadQueue& queue, const platform::File& file, uint8_t* memory)
+  /// `memory` receives the reads, round and round: aligned for direct reads, at least depth * read_bytes of
+  /// any run(); far more than caches hold, lest reads into them look cheap.
+  DiskSampler(async_io::ReadQueue& queue, const platform::File& file, std::span<uint8_t> memory)
       : queue_(queue), file_(file), memory_(memory) {}
 
   /// Errors: kInvalidArgument if the file is smaller than one read; those of reading.
-  base::Result<DiskSample> run(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns);
+  base::Result<DiskSample> run(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns) {
+    return run_beside(read_bytes, depth, sequential, duration_ns, nullptr, nullptr);
+  }
+  /// The same while `reader` (or none) reads memory, this thread looking after completions in between;
+  /// `memory` receives its rate.
+  base::Result<DiskSample> run_beside(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns,
+                                      MemoryReader* reader, double* memory_bytes_per_s);
 
  private:
   void start_read(async_io::ReadOp* op);
 
   async_io::ReadQueue& queue_;
   const platform::File& file_;
-  uint8_t* memory_;
+  std::span<uint8_t> memory_;
+  size_t slot_ = 0;  // where the next read goes
   uint64_t read_bytes_ = 0;
   bool sequential_ = false;
   uint64_t places_ = 0;

@@ -23,6 +23,8 @@
 
 namespace ganglion {
 
+using profile::MemoryReader;
+
 namespace {
 
 constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
@@ -94,19 +96,28 @@ Status measure_disk(const std::string& path, bool quick, DoctorReport* report) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, &report->io_note);
   const std::vector<DiskCase> cases = disk_cases(quick);
-  uint64_t most = 0;
+  uint64_t most = kMostInFlight;
   for (const DiskCase& c : cases) most = std::max(most, c.bytes * static_cast<uint64_t>(c.depth));
   neuron_cache::Arena arena(most);
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
                             neuron_cache::Region::reserve(arena, most, "disk measurement"));
   GANGLION_RETURN_IF_ERROR(memory.resize(most));
-  profile::DiskSampler sampler(*queue, file, memory.data());
+  profile::DiskSampler sampler(*queue, file, memory.bytes().first(most));
   for (const DiskCase& c : cases) {
     if (file.size() < c.bytes && !report->disk.empty()) continue;  // A small file says what it can.
     const bool sustained = c.bytes == kSustainedBytes && c.depth == kSustainedDepth && c.sequential;
     const int64_t ns = quick ? kQuickNs : sustained ? kSustainedNs : kSampleNs;
     GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(c.bytes, c.depth, c.sequential, ns));
     report->disk.push_back(sample);
+  }
+  if (file.size() >= kSustainedBytes) {
+    MemoryReader reader(report->threads, kBandwidthBytes);
+    report->overlap.threads = report->threads;
+    GANGLION_ASSIGN_OR_RETURN(
+        const DiskSample sample,
+        sampler.run_beside(kSustainedBytes, kSustainedDepth, true, quick ? kQuickNs : kSampleNs, &reader,
+                           &report->overlap.memory_bytes_per_s));
+    report->overlap.disk_bytes_per_s = sample.bytes_per_s;
   }
   report->io = std::string(queue->name());
   report->direct_io = file.direct_fd() >= 0 && queue->stats().direct;

@@ -1,11 +1,9 @@
 #include "profile/memory_bandwidth.h"
 
-#include <cstdint>
-#include <vector>
+#include <algorithm>
 
 #include "base/units.h"
 #include "platform/clock.h"
-#include "platform/threads.h"
 
 namespace ganglion::profile {
 
@@ -28,20 +26,26 @@ uint64_t read_all(const uint64_t* words, size_t count) {
 
 }  // namespace
 
+MemoryReader::MemoryReader(int threads, size_t buffer_bytes)
+    : buffer_(buffer_bytes / sizeof(uint64_t), 1), pool_(threads) {}
+
+uint64_t MemoryReader::read(size_t bytes) {
+  const size_t count = std::min(bytes / sizeof(uint64_t), buffer_.size() - next_);
+  pool_.parallel_for(count, kChunkWords, [&](size_t from, size_t to, int) {
+    sink_.fetch_add(read_all(buffer_.data() + next_ + from, to - from), std::memory_order_relaxed);
+  });
+  next_ = next_ + count == buffer_.size() ? 0 : next_ + count;
+  return count * sizeof(uint64_t);
+}
+
 double measure_memory_bandwidth(int threads, size_t buffer_bytes) {
-  std::vector<uint64_t> buffer(buffer_bytes / sizeof(uint64_t), 1);
-  platform::ThreadPool pool(threads);
-  std::atomic<uint64_t> sink{0};
+  MemoryReader reader(threads, buffer_bytes);
   double best = 0;
   const int64_t start = platform::now_ns();
   while (platform::now_ns() - start < kRunNs) {
     const int64_t begin = platform::now_ns();
-    pool.parallel_for(buffer.size(), kChunkWords, [&](size_t from, size_t to, int) {
-      sink.fetch_add(read_all(buffer.data() + from, to - from), std::memory_order_relaxed);
-    });
-    const double rate =
-        static_cast<double>(buffer_bytes) * 1e9 / static_cast<double>(platform::now_ns() - begin);
-    if (rate > best) best = rate;
+    const auto bytes = static_cast<double>(reader.read(buffer_bytes));
+    best = std::max(best, bytes * 1e9 / static_cast<double>(platform::now_ns() - begin));
   }
   return best;
 }

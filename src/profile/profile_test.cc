@@ -28,6 +28,8 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
   std::remove(path.c_str());
   ASSERT_TRUE(report.ok()) << report.status().message();
   ASSERT_FALSE(report.value().disk.empty());
+  EXPECT_GT(report.value().overlap.memory_bytes_per_s, 0);
+  EXPECT_GT(report.value().overlap.disk_bytes_per_s, 0);
   for (const DiskSample& sample : report.value().disk) {
     EXPECT_GT(sample.bytes_per_s, 0);
     EXPECT_GT(sample.cpu_s_per_read, 0);
@@ -37,7 +39,10 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
   plan.isa = report.value().kernel_tables.front();
   for (const char* type : {"Q4_0", "Q8_0", "Q4_K"}) {
     plan.weight_type = type;
-    EXPECT_TRUE(rates_from(report.value(), plan).ok()) << type;
+    const auto rates = rates_from(report.value(), plan);
+    ASSERT_TRUE(rates.ok()) << type;
+    EXPECT_GE(rates.value().overlap, 1);
+    EXPECT_LE(rates.value().overlap, 2);
   }
 }
 
@@ -64,6 +69,11 @@ TEST(Predict, GeneratedTokensOfAPackCostWhatTheyTouchAndTheReadsOfNeurons) {
   plan.neurons_read_per_token = 20'000;
   EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 2.5, 1e-6);
   EXPECT_EQ(predict(plan, rates).decode_limit, "disk");
+  // 0.2 s of memory and requests, 0.4 s of the disk: where one slows down the other they add up.
+  rates.overlap = 1;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.6, 1e-6);
+  rates.overlap = 1.25;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.48, 1e-6);
 }
 
 }  // namespace

@@ -27,21 +27,27 @@ constexpr size_t kManyTokens = 64;
 // As much as staging takes at least.
 constexpr uint64_t kReadBytes = 512 * base::kKiB;
 constexpr int kDepth = 4;
+constexpr uint64_t kMostTarget = 64 * base::kMiB;
 // About a neuron's bundle.
 constexpr uint64_t kSmallBytes = 16 * base::kKiB;
 constexpr int kSmallDepth = 32;
 static_assert(kSmallBytes * kSmallDepth <= kReadBytes * kDepth);
 
-// Fills the rates of the disk that a file lies on.
-Status measure_disk(const std::string& path, MachineRates* rates) {
+double overlap_of(const OverlapSample& both, double memory_alone, double disk_alone) {
+  return std::clamp(both.memory_bytes_per_s / memory_alone + both.disk_bytes_per_s / disk_alone, 1.0, 2.0);
+}
+
+// Fills the rates of the disk that a file lies on; memory's is known.
+Status measure_disk(const std::string& path, uint64_t memory_bytes, MachineRates* rates) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
   const uint64_t least = base::round_up(file.size() / 8 + 1, async_io::kIoAlignment);
-  neuron_cache::Arena arena(kReadBytes * kDepth);
+  const uint64_t target = std::clamp(memory_bytes / 2, kReadBytes * kDepth, kMostTarget);
+  neuron_cache::Arena arena(base::round_up(target, neuron_cache::kSegmentBytes));
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
-                            neuron_cache::Region::reserve(arena, kReadBytes * kDepth, "disk measurement"));
-  GANGLION_RETURN_IF_ERROR(memory.resize(kReadBytes * kDepth));
-  profile::DiskSampler sampler(*queue, file, memory.data());
+                            neuron_cache::Region::reserve(arena, target, "disk measurement"));
+  GANGLION_RETURN_IF_ERROR(memory.resize(target));
+  profile::DiskSampler sampler(*queue, file, memory.bytes().first(target));
   GANGLION_ASSIGN_OR_RETURN(const DiskSample large,
                             sampler.run(std::min(kReadBytes, least), kDepth, true, kProbeNs));
   GANGLION_ASSIGN_OR_RETURN(const DiskSample small,
@@ -49,6 +55,13 @@ Status measure_disk(const std::string& path, MachineRates* rates) {
   rates->disk_bytes_per_s = large.bytes_per_s;
   rates->random_reads_per_s = small.bytes_per_s / static_cast<double>(small.read_bytes);
   rates->cpu_s_per_read = small.cpu_s_per_read;
+  profile::MemoryReader reader(rates->threads, memory_bytes / 2);
+  OverlapSample overlap;
+  GANGLION_ASSIGN_OR_RETURN(const DiskSample beside,
+                            sampler.run_beside(std::min(kReadBytes, least), kDepth, true, kProbeNs / 2,
+                                               &reader, &overlap.memory_bytes_per_s));
+  overlap.disk_bytes_per_s = beside.bytes_per_s;
+  rates->overlap = overlap_of(overlap, rates->memory_bytes_per_s, rates->disk_bytes_per_s);
   return ok_status();
 }
 
@@ -74,11 +87,11 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
   rates.weight_type = plan.weight_type;
   // Within the budget: no more than weights will take later.
   constexpr uint64_t kMostBytes = 256 * base::kMiB;
-  constexpr uint64_t kLeastBytes = base::kMiB;
+  constexpr uint64_t kLeastBytes = 4 * base::kMiB;
   const uint64_t room = plan.resident_weight_bytes + plan.expert_cache_bytes;
-  rates.memory_bytes_per_s =
-      profile::measure_memory_bandwidth(plan.threads, std::clamp(room, kLeastBytes, kMostBytes));
-  GANGLION_RETURN_IF_ERROR(measure_disk(plan.first_file, &rates));
+  const uint64_t memory_bytes = std::clamp(room, kLeastBytes, kMostBytes);
+  rates.memory_bytes_per_s = profile::measure_memory_bandwidth(plan.threads, memory_bytes);
+  GANGLION_RETURN_IF_ERROR(measure_disk(plan.first_file, memory_bytes, &rates));
   for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
     if (type.name == plan.weight_type)
       rates.multiply_adds_per_s =
@@ -94,7 +107,7 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
   MachineRates rates;
   std::string cpu;
   in >> rates.measured_unix_s >> rates.memory_bytes_per_s >> rates.disk_bytes_per_s >>
-      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s;
+      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s >> rates.overlap;
   std::getline(in >> std::ws, cpu);
   const int64_t age = static_cast<int64_t>(std::time(nullptr)) - rates.measured_unix_s;
   if (in.fail() || cpu != platform::cpu_model_name() || age < 0 || age > most_age_s || !complete(rates)) {
@@ -107,10 +120,10 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
 }
 
 Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates) {
-  const std::string text =
-      base::format("%lld %.0f %.0f %.0f %.9f %.0f\n%s\n", static_cast<long long>(rates.measured_unix_s),
-                   rates.memory_bytes_per_s, rates.disk_bytes_per_s, rates.random_reads_per_s,
-                   rates.cpu_s_per_read, rates.multiply_adds_per_s, platform::cpu_model_name().c_str());
+  const std::string text = base::format(
+      "%lld %.0f %.0f %.0f %.9f %.0f %.3f\n%s\n", static_cast<long long>(rates.measured_unix_s),
+      rates.memory_bytes_per_s, rates.disk_bytes_per_s, rates.random_reads_per_s, rates.cpu_s_per_read,
+      rates.multiply_adds_per_s, rates.overlap, platform::cpu_model_name().c_str());
   ::mkdir(cache_dir.c_str(), 0755);
   return platform::write_file_atomically(cache_path(cache_dir, plan),
                                          {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
@@ -136,12 +149,19 @@ Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& p
     if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens == kManyTokens)
       rates.multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
   }
+  if (complete(rates) && report.overlap.threads == plan.threads)
+    rates.overlap = overlap_of(report.overlap, rates.memory_bytes_per_s, rates.disk_bytes_per_s);
   if (complete(rates)) return rates;
   return Status(Code::kNotFound, base::format("the profile has no rates of %d threads, %s and %s",
                                               plan.threads, plan.isa.c_str(), plan.weight_type.c_str()));
 }
 
 namespace {
+
+// Of reading and computing at once.
+double seconds_of(double compute_s, double disk_s, const MachineRates& rates) {
+  return std::max({compute_s, disk_s, (compute_s + disk_s) / rates.overlap});
+}
 
 // Generated tokens of a pack: reads of neurons are bound by their number, and cost processor time.
 void predict_sparse(const PlanSummary& plan, const MachineRates& rates, Prediction* prediction) {
@@ -152,7 +172,7 @@ void predict_sparse(const PlanSummary& plan, const MachineRates& rates, Predicti
       std::max(reads / rates.random_reads_per_s,
                reads * static_cast<double>(plan.neuron_read_bytes) / rates.disk_bytes_per_s) +
       static_cast<double>(plan.sparse_streamed_bytes_per_token) / rates.disk_bytes_per_s;
-  prediction->decode_tokens_per_s = 1 / std::max(compute_s, disk_s);
+  prediction->decode_tokens_per_s = 1 / seconds_of(compute_s, disk_s, rates);
   prediction->decode_limit = disk_s > compute_s ? "disk" : "memory bandwidth";
 }
 
@@ -173,7 +193,7 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   const double memory_s = touched / rates.memory_bytes_per_s;
   const double disk_s = read / rates.disk_bytes_per_s;
   Prediction prediction;
-  prediction.decode_tokens_per_s = 1 / std::max(memory_s, disk_s);
+  prediction.decode_tokens_per_s = 1 / seconds_of(memory_s, disk_s, rates);
   prediction.decode_limit = disk_s > memory_s ? "disk" : "memory bandwidth";
   if (plan.sparse_bytes_per_token > 0) predict_sparse(plan, rates, &prediction);
   // A chunk reads what is streamed once, and in a mixture all experts that do not fit.
@@ -184,7 +204,7 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   const double compute_s =
       chunk * static_cast<double>(plan.multiply_adds_per_token) / rates.multiply_adds_per_s;
   const double chunk_disk_s = chunk_read / rates.disk_bytes_per_s;
-  prediction.prefill_tokens_per_s = chunk / std::max(compute_s, chunk_disk_s);
+  prediction.prefill_tokens_per_s = chunk / seconds_of(compute_s, chunk_disk_s, rates);
   prediction.prefill_limit = chunk_disk_s > compute_s ? "disk" : "compute";
   return prediction;
 }
