@@ -88,14 +88,23 @@ def machine(model):
     return json.loads(done.stdout)
 
 
+def overlap(facts, sequential):
+    """What memory and disk reach at once, as shares of each alone: 1 where one goes on at the other's cost, up to 2."""
+    both = next(sample for sample in facts["overlap"] if sample["disk"]["sequential"] == sequential)
+    memory = next(sample for sample in facts["memory"] if sample["threads"] == both["threads"])
+    alone = next(sample for sample in facts["disk"]
+                 if all(sample[key] == both["disk"][key] for key in ("read_bytes", "depth", "sequential")))
+    return min(2, max(1, both["memory_bytes_per_s"] / memory["bytes_per_s"] +
+                      both["disk"]["bytes_per_s"] / alone["bytes_per_s"]))
+
+
 class Rates:
     """What the machine reached just before: bytes per second of memory and disk, alone and both at once."""
 
     def __init__(self, facts):
         self.disk = max(sample["bytes_per_s"] for sample in facts["disk"] if sample["sequential"])
         self.memory = max(sample["bytes_per_s"] for sample in facts["memory"])
-        both = facts["overlap"]
-        self.overlap = min(2, max(1, both["memory_bytes_per_s"] / self.memory + both["disk_bytes_per_s"] / self.disk))
+        self.overlap = overlap(facts, sequential=True)
 
     def seconds(self, touched, read):
         """The bound of a token that touches and reads so many bytes, as far as both go on at once."""

@@ -48,9 +48,11 @@ class Table(unittest.TestCase):
             with self.assertRaises(ValueError, msg=text):
                 beyond_memory.budget_list(text)
 
-    RATES = beyond_memory.Rates({"disk": [{"sequential": True, "bytes_per_s": 2e9}, {"sequential": False, "bytes_per_s": 3e9}],
-                                 "memory": [{"bytes_per_s": 8e9}, {"bytes_per_s": 16e9}],
-                                 "overlap": {"memory_bytes_per_s": 12e9, "disk_bytes_per_s": 1e9}})
+    BLOCKS = {"read_bytes": 524288, "depth": 4, "sequential": True}
+    RATES = beyond_memory.Rates({"disk": [{**BLOCKS, "bytes_per_s": 2e9}, {**BLOCKS, "sequential": False, "bytes_per_s": 3e9}],
+                                 "memory": [{"threads": 1, "bytes_per_s": 8e9}, {"threads": 2, "bytes_per_s": 16e9}],
+                                 "overlap": [{"threads": 2, "memory_bytes_per_s": 12e9,
+                                              "disk": {**BLOCKS, "bytes_per_s": 1e9}}]})
 
     def test_the_bound_is_what_memory_and_disk_reach_at_once(self):
         self.assertAlmostEqual(self.RATES.overlap, 1.25)

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 
-from beyond_memory import GANGLION, PEER, budget_list, gb, in_cgroup, machine, peer_command
+from beyond_memory import GANGLION, PEER, budget_list, gb, in_cgroup, machine, overlap, peer_command
 from svg_plot import bar_plot
 
 # Tokens per second of the paper's phone, 7B with half of the FFN off memory: its Figure 7 and llama.cpp's there.
@@ -74,9 +74,11 @@ def random_reads(facts, read_bytes):
 
 
 def bound(in_memory_ms, reads, read_bytes, facts, threads):
-    """Milliseconds of a token that only reads, and of one that only computes, its requests' processor time included."""
+    """Milliseconds of a token that only reads, of one that only computes, its requests' processor time included, and of
+    both at once, as far as this machine can do that."""
     rate, cpu_s = random_reads(facts, read_bytes)
-    return 1e3 * reads / rate, in_memory_ms + 1e3 * reads * cpu_s / threads
+    io_ms, compute_ms = 1e3 * reads / rate, in_memory_ms + 1e3 * reads * cpu_s / threads
+    return io_ms, compute_ms, max(io_ms, compute_ms, (io_ms + in_memory_ms) / overlap(facts, sequential=False))
 
 
 def ratio(value, other):
@@ -135,20 +137,22 @@ def tables(args, found):
     if peer_memory:
         lines.append(f"| peer, mmap | {peer_memory:.2f} | | | |")
     lines += ["", f"| limit {gb(args.budget)} GB | tokens/s | reads a token | I/O alone, ms | computing alone, ms | a token, ms "
-              "| of the larger | I/O wait, ms | peak, GB |", "|---|---|---|---|---|---|---|---|---|"]
-    shares = []
+              "| of the larger | both at once, ms | of that | I/O wait, ms | peak, GB |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    shares, shares_at_once = [], []
     for facts, in_memory, (tight, peak) in zip(found["facts"], found["memory"], found["tight"]):
         reads, size = tight["reads_per_token"], tight["io_bytes_per_token"] / max(tight["reads_per_token"], 1)
-        io_ms, compute_ms = bound(1e3 / in_memory["decode_tokens_per_s"], reads, size, facts, args.threads)
+        io_ms, compute_ms, at_once_ms = bound(1e3 / in_memory["decode_tokens_per_s"], reads, size, facts, args.threads)
         ms = 1e3 / tight["decode_tokens_per_s"]
         shares.append(ms / max(io_ms, compute_ms))
+        shares_at_once.append(ms / at_once_ms)
         lines.append(f"| round {len(shares)} | {tight['decode_tokens_per_s']:.2f} | {reads:.0f} of {size / 1024:.1f} KiB | "
-                     f"{io_ms:.0f} | {compute_ms:.0f} | {ms:.0f} | {shares[-1]:.2f}x | {tight['io_wait_ms_per_token']:.1f} | "
+                     f"{io_ms:.0f} | {compute_ms:.0f} | {ms:.0f} | {shares[-1]:.2f}x | {at_once_ms:.0f} | {shares_at_once[-1]:.2f}x | "
+                     f"{tight['io_wait_ms_per_token']:.1f} | "
                      f"{gb(peak)} |")
     rate = median_rates([tight for tight, _ in found["tight"]])
-    lines.append(f"| median | {rate:.2f} | | | | | {statistics.median(shares):.2f}x | | |")
+    lines.append(f"| median | {rate:.2f} | | | | | {statistics.median(shares):.2f}x | | {statistics.median(shares_at_once):.2f}x | | |")
     if peer_tight:
-        lines.append(f"| peer, mmap | {peer_tight:.2f} ({ratio(rate, peer_tight)}) | | | | | | | |")
+        lines.append(f"| peer, mmap | {peer_tight:.2f} ({ratio(rate, peer_tight)}) | | | | | | | | | |")
     last = found["tight"][-1][0]
     lines += ["", f"The paper's phone: {PAPER_7B} tokens/s, {PAPER_7B / PAPER_7B_PEER:.1f} times llama.cpp there.", "",
               "| latency of a token | P50 | P90 | P99 | P99 / mean |", "|---|---|---|---|---|",

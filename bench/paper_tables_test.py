@@ -10,7 +10,10 @@ import svg_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 
-FACTS = {"cpu": "a processor", "kernel_tables": ["avx2"], "memory": [{"bytes_per_s": 8e9}, {"bytes_per_s": 16e9}],
+FACTS = {"cpu": "a processor", "kernel_tables": ["avx2"],
+         "memory": [{"threads": 1, "bytes_per_s": 8e9}, {"threads": 2, "bytes_per_s": 16e9}],
+         "overlap": [{"threads": 2, "memory_bytes_per_s": 12e9,
+                      "disk": {"read_bytes": 16384, "depth": 32, "sequential": False, "bytes_per_s": 16384 * 25e3}}],
          "disk": [{"read_bytes": 4096, "depth": 32, "sequential": False, "bytes_per_s": 4096 * 100e3, "cpu_s_per_read": 4e-6},
                   {"read_bytes": 16384, "depth": 32, "sequential": False, "bytes_per_s": 16384 * 50e3, "cpu_s_per_read": 8e-6},
                   {"read_bytes": 4096, "depth": 1, "sequential": False, "bytes_per_s": 1e6, "cpu_s_per_read": 9e-6},
@@ -37,9 +40,10 @@ class Bound(unittest.TestCase):
             self.assertAlmostEqual(paper_tables.random_reads(paper_tables.slower_disk(*pair), 4096)[0], 100e3)
 
     def test_requests_take_processor_time_of_all_threads(self):
-        io_ms, compute_ms = paper_tables.bound(100, 5000, 4096, FACTS, 2)
+        io_ms, compute_ms, at_once_ms = paper_tables.bound(100, 5000, 4096, FACTS, 2)
         self.assertAlmostEqual(io_ms, 50)
         self.assertAlmostEqual(compute_ms, 110)
+        self.assertAlmostEqual(at_once_ms, 150 / 1.25)
 
 
 class Tables(unittest.TestCase):
@@ -61,7 +65,7 @@ class Tables(unittest.TestCase):
     def test_figures_stand_beside_their_bounds(self):
         text = self.tables([0.5])
         self.assertIn("| pack | 10.00 | 2.5x | 20.0x | 75 % (1.20 GB) |", text)
-        self.assertIn("| round 1 | 5.00 | 5000 of 4.0 KiB | 50 | 110 | 200 | 1.82x | 7.0 | 2.50 |", text)
+        self.assertIn("| round 1 | 5.00 | 5000 of 4.0 KiB | 50 | 110 | 200 | 1.82x | 120 | 1.67x | 7.0 | 2.50 |", text)
         self.assertIn("| peer, mmap | 0.50 (9.0x) |", text)
         self.assertIn("| pack | 19.0 (95 %) |", text)
         self.assertIn("| + bundles | 3.00 | 3.0 | 40 % | 100 MB |", text)

@@ -27,7 +27,7 @@ struct DiskSample {
 struct OverlapSample {
   int threads = 0;
   double memory_bytes_per_s = 0;
-  double disk_bytes_per_s = 0;  ///< Blocks of 512 KiB in sequence, 4 under way.
+  DiskSample disk;
 };
 
 struct KernelSample {
@@ -59,7 +59,7 @@ struct DoctorReport {
   std::string io_note;    ///< Why not io_uring, if so.
   bool direct_io = false;
   std::vector<DiskSample> disk;
-  OverlapSample overlap;
+  std::vector<OverlapSample> overlap;
   std::vector<KernelSample> kernels;
   std::string device;  ///< device_identity() of what was read.
   int64_t measured_unix_s = 0;
@@ -76,11 +76,13 @@ std::string device_identity(const std::string& path);
 /// What a prediction needs to know of a machine and the disk that a model lies on.
 struct MachineRates {
   int threads = 0;
-  double memory_bytes_per_s = 0;   ///< Read by `threads` threads.
-  double disk_bytes_per_s = 0;     ///< Blocks of 512 KiB, 4 under way.
-  double random_reads_per_s = 0;   ///< Of 16 KiB, 32 under way.
-  double cpu_s_per_read = 0;       ///< Processor time of such a read.
-  double overlap = 2;              ///< What memory and disk reach at once, as shares of each alone: 1 to 2.
+  double memory_bytes_per_s = 0;  ///< Read by `threads` threads.
+  double disk_bytes_per_s = 0;    ///< Blocks of 512 KiB, 4 under way.
+  double random_reads_per_s = 0;  ///< Of 16 KiB, 32 under way.
+  double cpu_s_per_read = 0;      ///< Processor time of such a read.
+  // What memory and disk reach at once, as shares of each alone: 1 to 2.
+  double overlap = 2;              ///< With blocks,
+  double overlap_random = 2;       ///< with such small reads.
   double multiply_adds_per_s = 0;  ///< Of the kernel for `weight_type`, many tokens at once.
   std::string weight_type;
   int64_t measured_unix_s = 0;

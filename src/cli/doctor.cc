@@ -51,10 +51,11 @@ std::string doctor_text(const DoctorReport& report) {
                   rate_text(sample.bytes_per_s).c_str(), sample.cpu_s_per_read * 1e6);
     text += line;
   }
-  if (report.overlap.threads > 0) {
-    text += "  both at once, by " + std::to_string(report.overlap.threads) +
-            " threads that compute: memory " + rate_text(report.overlap.memory_bytes_per_s) + ", disk " +
-            rate_text(report.overlap.disk_bytes_per_s) + "\n";
+  for (const OverlapSample& both : report.overlap) {
+    text += "  at once, by " + std::to_string(both.threads) + " threads that compute: memory " +
+            rate_text(both.memory_bytes_per_s) + ", disk in reads of " +
+            bytes_text(static_cast<double>(both.disk.read_bytes)) + " " + rate_text(both.disk.bytes_per_s) +
+            "\n";
   }
   return text;
 }

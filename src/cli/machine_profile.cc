@@ -31,15 +31,29 @@ std::string file_of(const std::string& folder, const std::string& device) {
   return folder + name;
 }
 
+ordered_json disk_json(const DiskSample& sample) {
+  return {{"read_bytes", sample.read_bytes},
+          {"depth", sample.depth},
+          {"sequential", sample.sequential},
+          {"bytes_per_s", sample.bytes_per_s},
+          {"cpu_s_per_read", sample.cpu_s_per_read}};
+}
+
+DiskSample disk_sample(const ordered_json& json) {
+  return {json.at("read_bytes").get<uint64_t>(), json.at("depth").get<int>(),
+          json.at("sequential").get<bool>(), json.at("bytes_per_s").get<double>(),
+          json.at("cpu_s_per_read").get<double>()};
+}
+
 // The lists; throws what the JSON library throws.
 void read_samples(const ordered_json& json, DoctorReport* report) {
   for (const ordered_json& sample : json.at("memory")) {
     report->memory.push_back({sample.at("threads").get<int>(), sample.at("bytes_per_s").get<double>()});
   }
-  for (const ordered_json& sample : json.at("disk")) {
-    report->disk.push_back({sample.at("read_bytes").get<uint64_t>(), sample.at("depth").get<int>(),
-                            sample.at("sequential").get<bool>(), sample.at("bytes_per_s").get<double>(),
-                            sample.at("cpu_s_per_read").get<double>()});
+  for (const ordered_json& sample : json.at("disk")) report->disk.push_back(disk_sample(sample));
+  for (const ordered_json& sample : json.at("overlap")) {
+    report->overlap.push_back({sample.at("threads").get<int>(), sample.at("memory_bytes_per_s").get<double>(),
+                               disk_sample(sample.at("disk"))});
   }
   for (const ordered_json& sample : json.at("kernels")) {
     report->kernels.push_back({sample.at("type").get<std::string>(), sample.at("isa").get<std::string>(),
@@ -68,13 +82,10 @@ std::string profile_json(const DoctorReport& report) {
                       {"io", report.io},
                       {"io_note", report.io_note},
                       {"direct_io", report.direct_io},
-                      {"overlap",
-                       {{"threads", report.overlap.threads},
-                        {"memory_bytes_per_s", report.overlap.memory_bytes_per_s},
-                        {"disk_bytes_per_s", report.overlap.disk_bytes_per_s}}},
                       {"memory", ordered_json::array()},
                       {"kernels", ordered_json::array()},
-                      {"disk", ordered_json::array()}};
+                      {"disk", ordered_json::array()},
+                      {"overlap", ordered_json::array()}};
   for (const BandwidthSample& sample : report.memory) {
     out["memory"].push_back({{"threads", sample.threads}, {"bytes_per_s", sample.bytes_per_s}});
   }
@@ -84,12 +95,11 @@ std::string profile_json(const DoctorReport& report) {
                               {"tokens", sample.tokens},
                               {"multiply_adds_per_s", sample.multiply_adds_per_s}});
   }
-  for (const DiskSample& sample : report.disk) {
-    out["disk"].push_back({{"read_bytes", sample.read_bytes},
-                           {"depth", sample.depth},
-                           {"sequential", sample.sequential},
-                           {"bytes_per_s", sample.bytes_per_s},
-                           {"cpu_s_per_read", sample.cpu_s_per_read}});
+  for (const DiskSample& sample : report.disk) out["disk"].push_back(disk_json(sample));
+  for (const OverlapSample& both : report.overlap) {
+    out["overlap"].push_back({{"threads", both.threads},
+                              {"memory_bytes_per_s", both.memory_bytes_per_s},
+                              {"disk", disk_json(both.disk)}});
   }
   return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -108,9 +118,6 @@ Result<DoctorReport> parse_profile(const std::string& text) {
     report.disk_file = json.at("disk_file").get<std::string>();
     report.io = json.at("io").get<std::string>();
     report.direct_io = json.at("direct_io").get<bool>();
-    const ordered_json& overlap = json.at("overlap");
-    report.overlap = {overlap.at("threads").get<int>(), overlap.at("memory_bytes_per_s").get<double>(),
-                      overlap.at("disk_bytes_per_s").get<double>()};
     read_samples(json, &report);
     return report;
   } catch (const nlohmann::json::exception& error) {

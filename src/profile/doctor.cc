@@ -31,10 +31,7 @@ constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
 constexpr size_t kBandwidthBytes = 256 * base::kMiB;
 constexpr int64_t kSampleNs = 250'000'000;
 constexpr int64_t kQuickNs = 100'000'000;
-// Predictions use this case: a disk may start faster than it goes on.
 constexpr int64_t kSustainedNs = 2'000'000'000;
-constexpr uint64_t kSustainedBytes = 512 * base::kKiB;
-constexpr int kSustainedDepth = 4;
 
 // A nameless file to read from, filled with bytes that no layer below can compress or leave out: its
 // descriptor.
@@ -69,7 +66,11 @@ struct DiskCase {
   uint64_t bytes;
   int depth;
   bool sequential;
+  bool operator==(const DiskCase&) const = default;
 };
+// What predictions use. The first is measured for longer: a disk may start faster than it goes on.
+constexpr DiskCase kSustained = {512 * base::kKiB, 4, true};
+constexpr DiskCase kSmall = {16 * base::kKiB, 32, false};
 
 // Reads under way together: address space for them all, and no more than a small machine has.
 constexpr uint64_t kMostInFlight = 64 * base::kMiB;
@@ -105,19 +106,19 @@ Status measure_disk(const std::string& path, bool quick, DoctorReport* report) {
   profile::DiskSampler sampler(*queue, file, memory.bytes().first(most));
   for (const DiskCase& c : cases) {
     if (file.size() < c.bytes && !report->disk.empty()) continue;  // A small file says what it can.
-    const bool sustained = c.bytes == kSustainedBytes && c.depth == kSustainedDepth && c.sequential;
-    const int64_t ns = quick ? kQuickNs : sustained ? kSustainedNs : kSampleNs;
+    const int64_t ns = quick ? kQuickNs : c == kSustained ? kSustainedNs : kSampleNs;
     GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(c.bytes, c.depth, c.sequential, ns));
     report->disk.push_back(sample);
   }
-  if (file.size() >= kSustainedBytes) {
-    MemoryReader reader(report->threads, kBandwidthBytes);
-    report->overlap.threads = report->threads;
+  MemoryReader reader(report->threads, kBandwidthBytes);
+  for (const DiskCase& c : {kSustained, kSmall}) {
+    if (file.size() < c.bytes) continue;
+    OverlapSample both;
+    both.threads = report->threads;
     GANGLION_ASSIGN_OR_RETURN(
-        const DiskSample sample,
-        sampler.run_beside(kSustainedBytes, kSustainedDepth, true, quick ? kQuickNs : kSampleNs, &reader,
-                           &report->overlap.memory_bytes_per_s));
-    report->overlap.disk_bytes_per_s = sample.bytes_per_s;
+        both.disk, sampler.run_beside(c.bytes, c.depth, c.sequential, quick ? kQuickNs : kSampleNs, &reader,
+                                      &both.memory_bytes_per_s));
+    report->overlap.push_back(both);
   }
   report->io = std::string(queue->name());
   report->direct_io = file.direct_fd() >= 0 && queue->stats().direct;

@@ -28,8 +28,11 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
   std::remove(path.c_str());
   ASSERT_TRUE(report.ok()) << report.status().message();
   ASSERT_FALSE(report.value().disk.empty());
-  EXPECT_GT(report.value().overlap.memory_bytes_per_s, 0);
-  EXPECT_GT(report.value().overlap.disk_bytes_per_s, 0);
+  ASSERT_EQ(report.value().overlap.size(), 2U);
+  for (const OverlapSample& both : report.value().overlap) {
+    EXPECT_GT(both.memory_bytes_per_s, 0);
+    EXPECT_GT(both.disk.bytes_per_s, 0);
+  }
   for (const DiskSample& sample : report.value().disk) {
     EXPECT_GT(sample.bytes_per_s, 0);
     EXPECT_GT(sample.cpu_s_per_read, 0);
@@ -41,8 +44,10 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
     plan.weight_type = type;
     const auto rates = rates_from(report.value(), plan);
     ASSERT_TRUE(rates.ok()) << type;
-    EXPECT_GE(rates.value().overlap, 1);
-    EXPECT_LE(rates.value().overlap, 2);
+    for (const double overlap : {rates.value().overlap, rates.value().overlap_random}) {
+      EXPECT_GE(overlap, 1);
+      EXPECT_LE(overlap, 2);
+    }
   }
 }
 
@@ -69,11 +74,11 @@ TEST(Predict, GeneratedTokensOfAPackCostWhatTheyTouchAndTheReadsOfNeurons) {
   plan.neurons_read_per_token = 20'000;
   EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 2.5, 1e-6);
   EXPECT_EQ(predict(plan, rates).decode_limit, "disk");
-  // 0.2 s of memory and requests, 0.4 s of the disk: where one slows down the other they add up.
-  rates.overlap = 1;
-  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.6, 1e-6);
-  rates.overlap = 1.25;
-  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.48, 1e-6);
+  // 0.1 s of memory, 0.4 s of the disk: where one slows down the other they add up.
+  rates.overlap_random = 1;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.5, 1e-6);
+  rates.overlap_random = 1.1;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 2.2, 1e-6);
 }
 
 }  // namespace

@@ -33,8 +33,13 @@ constexpr uint64_t kSmallBytes = 16 * base::kKiB;
 constexpr int kSmallDepth = 32;
 static_assert(kSmallBytes * kSmallDepth <= kReadBytes * kDepth);
 
-double overlap_of(const OverlapSample& both, double memory_alone, double disk_alone) {
-  return std::clamp(both.memory_bytes_per_s / memory_alone + both.disk_bytes_per_s / disk_alone, 1.0, 2.0);
+double overlap_of(const OverlapSample& both, double memory_bytes_per_s, const DiskSample& disk) {
+  return std::clamp(both.memory_bytes_per_s / memory_bytes_per_s + both.disk.bytes_per_s / disk.bytes_per_s,
+                    1.0, 2.0);
+}
+
+bool same_reads(const DiskSample& a, const DiskSample& b) {
+  return a.read_bytes == b.read_bytes && a.depth == b.depth && a.sequential == b.sequential;
 }
 
 // Fills the rates of the disk that a file lies on; memory's is known.
@@ -56,12 +61,13 @@ Status measure_disk(const std::string& path, uint64_t memory_bytes, MachineRates
   rates->random_reads_per_s = small.bytes_per_s / static_cast<double>(small.read_bytes);
   rates->cpu_s_per_read = small.cpu_s_per_read;
   profile::MemoryReader reader(rates->threads, memory_bytes / 2);
-  OverlapSample overlap;
-  GANGLION_ASSIGN_OR_RETURN(const DiskSample beside,
-                            sampler.run_beside(std::min(kReadBytes, least), kDepth, true, kProbeNs / 2,
-                                               &reader, &overlap.memory_bytes_per_s));
-  overlap.disk_bytes_per_s = beside.bytes_per_s;
-  rates->overlap = overlap_of(overlap, rates->memory_bytes_per_s, rates->disk_bytes_per_s);
+  OverlapSample both;
+  GANGLION_ASSIGN_OR_RETURN(both.disk, sampler.run_beside(std::min(kReadBytes, least), kDepth, true,
+                                                          kProbeNs / 2, &reader, &both.memory_bytes_per_s));
+  rates->overlap = overlap_of(both, rates->memory_bytes_per_s, large);
+  GANGLION_ASSIGN_OR_RETURN(both.disk, sampler.run_beside(std::min(kSmallBytes, least), kSmallDepth, false,
+                                                          kProbeNs / 4, &reader, &both.memory_bytes_per_s));
+  rates->overlap_random = overlap_of(both, rates->memory_bytes_per_s, small);
   return ok_status();
 }
 
@@ -107,7 +113,8 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
   MachineRates rates;
   std::string cpu;
   in >> rates.measured_unix_s >> rates.memory_bytes_per_s >> rates.disk_bytes_per_s >>
-      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s >> rates.overlap;
+      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s >> rates.overlap >>
+      rates.overlap_random;
   std::getline(in >> std::ws, cpu);
   const int64_t age = static_cast<int64_t>(std::time(nullptr)) - rates.measured_unix_s;
   if (in.fail() || cpu != platform::cpu_model_name() || age < 0 || age > most_age_s || !complete(rates)) {
@@ -121,9 +128,9 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
 
 Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates) {
   const std::string text = base::format(
-      "%lld %.0f %.0f %.0f %.9f %.0f %.3f\n%s\n", static_cast<long long>(rates.measured_unix_s),
+      "%lld %.0f %.0f %.0f %.9f %.0f %.3f %.3f\n%s\n", static_cast<long long>(rates.measured_unix_s),
       rates.memory_bytes_per_s, rates.disk_bytes_per_s, rates.random_reads_per_s, rates.cpu_s_per_read,
-      rates.multiply_adds_per_s, rates.overlap, platform::cpu_model_name().c_str());
+      rates.multiply_adds_per_s, rates.overlap, rates.overlap_random, platform::cpu_model_name().c_str());
   ::mkdir(cache_dir.c_str(), 0755);
   return platform::write_file_atomically(cache_path(cache_dir, plan),
                                          {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
@@ -137,20 +144,25 @@ Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& p
   for (const BandwidthSample& sample : report.memory) {
     if (sample.threads == plan.threads) rates.memory_bytes_per_s = sample.bytes_per_s;
   }
+  DiskSample large = {.read_bytes = kReadBytes, .depth = kDepth, .sequential = true};
+  DiskSample small = {.read_bytes = kSmallBytes, .depth = kSmallDepth, .sequential = false};
   for (const DiskSample& sample : report.disk) {
-    if (sample.read_bytes == kReadBytes && sample.depth == kDepth && sample.sequential)
-      rates.disk_bytes_per_s = sample.bytes_per_s;
-    if (sample.read_bytes == kSmallBytes && sample.depth == kSmallDepth && !sample.sequential) {
-      rates.random_reads_per_s = sample.bytes_per_s / static_cast<double>(sample.read_bytes);
-      rates.cpu_s_per_read = sample.cpu_s_per_read;
-    }
+    if (same_reads(sample, large)) large = sample;
+    if (same_reads(sample, small)) small = sample;
   }
+  rates.disk_bytes_per_s = large.bytes_per_s;
+  rates.random_reads_per_s = small.bytes_per_s / static_cast<double>(small.read_bytes);
+  rates.cpu_s_per_read = small.cpu_s_per_read;
   for (const KernelSample& sample : report.kernels) {
     if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens == kManyTokens)
       rates.multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
   }
-  if (complete(rates) && report.overlap.threads == plan.threads)
-    rates.overlap = overlap_of(report.overlap, rates.memory_bytes_per_s, rates.disk_bytes_per_s);
+  for (const OverlapSample& both : report.overlap) {
+    if (!complete(rates) || both.threads != plan.threads) continue;
+    if (same_reads(both.disk, large)) rates.overlap = overlap_of(both, rates.memory_bytes_per_s, large);
+    if (same_reads(both.disk, small))
+      rates.overlap_random = overlap_of(both, rates.memory_bytes_per_s, small);
+  }
   if (complete(rates)) return rates;
   return Status(Code::kNotFound, base::format("the profile has no rates of %d threads, %s and %s",
                                               plan.threads, plan.isa.c_str(), plan.weight_type.c_str()));
@@ -159,8 +171,8 @@ Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& p
 namespace {
 
 // Of reading and computing at once.
-double seconds_of(double compute_s, double disk_s, const MachineRates& rates) {
-  return std::max({compute_s, disk_s, (compute_s + disk_s) / rates.overlap});
+double seconds_of(double compute_s, double disk_s, double overlap) {
+  return std::max({compute_s, disk_s, (compute_s + disk_s) / overlap});
 }
 
 // Generated tokens of a pack: reads of neurons are bound by their number, and cost processor time.
@@ -172,7 +184,9 @@ void predict_sparse(const PlanSummary& plan, const MachineRates& rates, Predicti
       std::max(reads / rates.random_reads_per_s,
                reads * static_cast<double>(plan.neuron_read_bytes) / rates.disk_bytes_per_s) +
       static_cast<double>(plan.sparse_streamed_bytes_per_token) / rates.disk_bytes_per_s;
-  prediction->decode_tokens_per_s = 1 / seconds_of(compute_s, disk_s, rates);
+  // The overlap has been measured with the processor time of reads in it.
+  prediction->decode_tokens_per_s =
+      1 / std::max(compute_s, seconds_of(touched_s, disk_s, rates.overlap_random));
   prediction->decode_limit = disk_s > compute_s ? "disk" : "memory bandwidth";
 }
 
@@ -193,7 +207,7 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   const double memory_s = touched / rates.memory_bytes_per_s;
   const double disk_s = read / rates.disk_bytes_per_s;
   Prediction prediction;
-  prediction.decode_tokens_per_s = 1 / seconds_of(memory_s, disk_s, rates);
+  prediction.decode_tokens_per_s = 1 / seconds_of(memory_s, disk_s, rates.overlap);
   prediction.decode_limit = disk_s > memory_s ? "disk" : "memory bandwidth";
   if (plan.sparse_bytes_per_token > 0) predict_sparse(plan, rates, &prediction);
   // A chunk reads what is streamed once, and in a mixture all experts that do not fit.
@@ -204,7 +218,7 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   const double compute_s =
       chunk * static_cast<double>(plan.multiply_adds_per_token) / rates.multiply_adds_per_s;
   const double chunk_disk_s = chunk_read / rates.disk_bytes_per_s;
-  prediction.prefill_tokens_per_s = chunk / seconds_of(compute_s, chunk_disk_s, rates);
+  prediction.prefill_tokens_per_s = chunk / seconds_of(compute_s, chunk_disk_s, rates.overlap);
   prediction.prefill_limit = chunk_disk_s > compute_s ? "disk" : "compute";
   return prediction;
 }
