@@ -90,17 +90,12 @@ class LayerCounter {
 
   void products(const format::TensorInfo& matrix, const std::vector<uint8_t>& weights, size_t first,
                 const Activations& x, Rows* out) const {
-    const size_t bytes = base::row_bytes(matrix.type, ffn_.dim);
-    multiply(source_.kernels(), source_.threads(), matrix.type,
-             {.weights = weights.data() + first * bytes,
-              .weight_stride = bytes,
+    multiply(source_.kernels(), source_.threads(),
+             {.type = matrix.type,
+              .data = weights.data() + first * base::row_bytes(matrix.type, ffn_.dim),
               .rows = std::min(kNeuronBlock, ffn_.neurons - first),
-              .n = ffn_.dim,
-              .x = x.row(0),
-              .x_stride = x.stride(),
-              .tokens = rows_.size(),
-              .out = (*out)[0],
-              .out_stride = out->stride()});
+              .n = ffn_.dim},
+             x, rows_.size(), out);
   }
 
   void mark_fired() {

@@ -30,4 +30,18 @@ void multiply(const kernels::KernelTable& kernels, platform::ThreadPool& threads
   });
 }
 
+void multiply(const kernels::KernelTable& kernels, platform::ThreadPool& threads, const WeightRows& weights,
+              const Activations& x, size_t tokens, Rows* out, size_t step) {
+  multiply(kernels, threads, weights.type,
+           {.weights = weights.data,
+            .weight_stride = base::row_bytes(weights.type, weights.n),
+            .rows = weights.rows,
+            .n = weights.n,
+            .x = x.row(0),
+            .x_stride = x.stride() * step,
+            .tokens = tokens,
+            .out = (*out)[0],
+            .out_stride = out->stride()});
+}
+
 }  // namespace ganglion::calibration

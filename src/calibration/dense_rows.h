@@ -48,6 +48,18 @@ class Activations {
   uint8_t* begin_;
 };
 
+/// Rows of a quantised matrix, one after the other.
+struct WeightRows {
+  base::TensorType type = base::TensorType::kF32;
+  const uint8_t* data = nullptr;
+  size_t rows = 0;
+  size_t n = 0;  ///< Elements of a row.
+};
+
+/// out [tokens][weights.rows]: their products with every `step`th row of x.
+void multiply(const kernels::KernelTable& kernels, platform::ThreadPool& threads, const WeightRows& weights,
+              const Activations& x, size_t tokens, Rows* out, size_t step = 1);
+
 /// The product `all`, its rows cut over the threads. The bits do not depend on how they are cut.
 void multiply(const kernels::KernelTable& kernels, platform::ThreadPool& threads, base::TensorType type,
               const kernels::MatmulArgs& all);

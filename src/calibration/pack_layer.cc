@@ -161,19 +161,13 @@ class LayerWriter {
   // What is known of an expert without fitting anything.
   Predictor unpredicted(uint32_t e) const {
     const std::span<const float> frequency = frequency_.subspan(size_t{e} * ffn_.neurons, ffn_.neurons);
-    std::vector<float> descending(frequency.begin(), frequency.end());
-    std::sort(descending.begin(), descending.end(), std::greater<>());
     double all = 0;
-    double top = 0;
-    for (size_t i = 0; i < descending.size(); ++i) {
-      all += static_cast<double>(descending[i]);
-      if (i < descending.size() * 3 / 10) top += static_cast<double>(descending[i]);
-    }
+    for (const float f : frequency) all += static_cast<double>(f);
     Predictor p;
     p.sigma.assign(ffn_.neurons, 0);
     p.value = p.sigma;
     p.active = all / ffn_.neurons * ffn_.experts / ffn_.used;
-    p.top_30 = all > 0 ? top / all : 0;
+    p.top_30 = top_30_share(frequency);
     return p;
   }
 

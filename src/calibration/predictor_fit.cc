@@ -78,18 +78,12 @@ class Fitter {
   // out [count][rows]: pre-activations of neurons [first, first + rows) for every `step`-th token.
   void pre_activations(bool up, size_t first, size_t rows, size_t step, size_t count, Rows* out) const {
     const TensorType type = up ? in_.up_type : in_.gate_type;
-    const size_t bytes = base::row_bytes(type, in_.dim);
-    const Activations& x = up ? up_x_ : gate_x_;
-    calibration::multiply(*in_.kernels, *in_.threads, type,
-                          {.weights = (up ? in_.up : in_.gate).data() + first * bytes,
-                           .weight_stride = bytes,
+    calibration::multiply(*in_.kernels, *in_.threads,
+                          {.type = type,
+                           .data = (up ? in_.up : in_.gate).data() + first * base::row_bytes(type, in_.dim),
                            .rows = rows,
-                           .n = in_.dim,
-                           .x = x.row(0),
-                           .x_stride = x.stride() * step,
-                           .tokens = count,
-                           .out = (*out)[0],
-                           .out_stride = out->stride()});
+                           .n = in_.dim},
+                          up ? up_x_ : gate_x_, count, out, step);
   }
 
   // Orthonormal directions [rank][fit tokens] in which the neurons' pre-activations vary most over the
@@ -305,19 +299,7 @@ class Fitter {
     double active = 0;
     for (const float f : result_.frequency) active += static_cast<double>(f);
     result_.active = active / static_cast<double>(in_.neurons);
-    result_.top_30 = top_share();
-  }
-
-  double top_share() const {
-    std::vector<float> sorted = result_.frequency;
-    std::sort(sorted.begin(), sorted.end(), std::greater<>());
-    double all = 0;
-    double top = 0;
-    for (size_t i = 0; i < sorted.size(); ++i) {
-      all += static_cast<double>(sorted[i]);
-      if (i < sorted.size() * 3 / 10) top += static_cast<double>(sorted[i]);
-    }
-    return all > 0 ? top / all : 0;
+    result_.top_30 = top_30_share(result_.frequency);
   }
 
   // What a worth finds, summed over neurons. A prediction counts where it begins; sums run later.
@@ -333,16 +315,9 @@ class Fitter {
     Rows low(tokens_, rank);
     const Activations x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, in_.dim, in_.inputs.data(),
                         in_.dim);
-    calibration::multiply(*in_.kernels, *in_.threads, TensorType::kQ8_0,
-                          {.weights = result_.low.data(),
-                           .weight_stride = base::row_bytes(TensorType::kQ8_0, in_.dim),
-                           .rows = rank,
-                           .n = in_.dim,
-                           .x = x.row(0),
-                           .x_stride = x.stride(),
-                           .tokens = tokens_,
-                           .out = low[0],
-                           .out_stride = low.stride()});
+    calibration::multiply(*in_.kernels, *in_.threads,
+                          {.type = TensorType::kQ8_0, .data = result_.low.data(), .rows = rank, .n = in_.dim},
+                          x, tokens_, &low);
     std::vector<Tally> tallies(kWorths + 1);  // The last one: not predicted at any worth.
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
@@ -464,6 +439,18 @@ class Fitter {
 };
 
 }  // namespace
+
+double top_30_share(std::span<const float> frequency) {
+  std::vector<float> sorted(frequency.begin(), frequency.end());
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  double all = 0;
+  double top = 0;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    all += static_cast<double>(sorted[i]);
+    if (i < sorted.size() * 3 / 10) top += static_cast<double>(sorted[i]);
+  }
+  return all > 0 ? top / all : 0;
+}
 
 float threshold_for(float sigma, float value, double worth, float gate_threshold) {
   const double deviation = std::max(static_cast<double>(sigma), 1e-9);

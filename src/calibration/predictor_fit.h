@@ -54,6 +54,9 @@ struct Predictor {
   double active = 0, top_30 = 0;  ///< As in PackLayerReport.
 };
 
+/// Share of all activations that the most frequent 30 % of the neurons have.
+double top_30_share(std::span<const float> frequency);
+
 /// The score above which a neuron is predicted.
 float threshold_for(float sigma, float value, double worth, float gate_threshold);
 

@@ -83,16 +83,9 @@ class Sparsifier {
       Rows sizes(tokens, kNeuronBlock);
       for (size_t first = 0; first < ffn_.neurons; first += kNeuronBlock) {
         const size_t count = std::min(kNeuronBlock, ffn_.neurons - first);
-        multiply(source_.kernels(), source_.threads(), ffn_.gate->type,
-                 {.weights = gate.data() + first * bytes,
-                  .weight_stride = bytes,
-                  .rows = count,
-                  .n = ffn_.dim,
-                  .x = x.row(0),
-                  .x_stride = x.stride(),
-                  .tokens = tokens,
-                  .out = sizes[0],
-                  .out_stride = sizes.stride()});
+        multiply(source_.kernels(), source_.threads(),
+                 {.type = ffn_.gate->type, .data = gate.data() + first * bytes, .rows = count, .n = ffn_.dim},
+                 x, tokens, &sizes);
         source_.threads().parallel_for(tokens, 16, [&](size_t begin, size_t end, int) {
           for (size_t t = begin; t < end; ++t) {
             activate(sizes[t], ones.data(), count);
