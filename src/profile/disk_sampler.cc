@@ -16,15 +16,13 @@ namespace {
 constexpr size_t kMemoryBytesAtOnce = 2 * base::kMiB;
 }  // namespace
 
-Result<DiskSample> DiskSampler::run_beside(uint64_t read_bytes, int depth, bool sequential,
-                                           int64_t duration_ns, MemoryReader* reader,
+Result<DiskSample> DiskSampler::run_beside(const DiskCase& reads, int64_t duration_ns, MemoryReader* reader,
                                            double* memory_bytes_per_s) {
-  read_bytes_ = read_bytes;
-  sequential_ = sequential;
-  places_ = file_.size() / read_bytes;
+  reads_ = reads;
+  places_ = file_.size() / reads.bytes;
   if (places_ == 0)
     return Status(Code::kInvalidArgument, "'" + file_.path() + "' is too small to measure with");
-  std::vector<async_io::ReadOp> ops(static_cast<size_t>(depth));
+  std::vector<async_io::ReadOp> ops(static_cast<size_t>(reads.depth));
   deadline_ns_ = platform::now_ns() + duration_ns;
   const int64_t start = platform::now_ns();
   const int64_t cpu_start = platform::process_cpu_ns();
@@ -40,18 +38,18 @@ Result<DiskSample> DiskSampler::run_beside(uint64_t read_bytes, int depth, bool 
   const double seconds = static_cast<double>(platform::now_ns() - start) / 1e9;
   if (reader != nullptr) *memory_bytes_per_s = static_cast<double>(memory_bytes) / seconds;
   const double cpu_seconds = static_cast<double>(platform::process_cpu_ns() - cpu_start) / 1e9;
-  return DiskSample{read_bytes, depth, sequential, static_cast<double>(done_bytes_) / seconds,
+  return DiskSample{reads.bytes, reads.depth, reads.sequential, static_cast<double>(done_bytes_) / seconds,
                     cpu_seconds / static_cast<double>(done_reads_)};
 }
 
 void DiskSampler::start_read(async_io::ReadOp* op) {
   random_ = random_ * 6364136223846793005ULL + 1442695040888963407ULL;
-  const uint64_t place = sequential_ ? next_++ % places_ : (random_ >> 20) % places_;
+  const uint64_t place = reads_.sequential ? next_++ % places_ : (random_ >> 20) % places_;
   op->file = &file_;
-  op->offset = place * read_bytes_;
-  op->needed = read_bytes_;
+  op->offset = place * reads_.bytes;
+  op->needed = reads_.bytes;
   // Reads end in nearly the order in which they began: none has its memory taken, but for its contents.
-  op->memory = memory_.data() + slot_++ % (memory_.size() / read_bytes_) * read_bytes_;
+  op->memory = memory_.data() + slot_++ % (memory_.size() / reads_.bytes) * reads_.bytes;
   op->context = this;
   op->label = "disk measurement";
   op->done = [](async_io::ReadOp* finished) {

@@ -11,22 +11,36 @@
 
 namespace ganglion::profile {
 
+/// How a file is read.
+struct DiskCase {
+  uint64_t bytes = 0;  ///< Of one read.
+  int depth = 0;       ///< Reads under way.
+  bool sequential = false;
+  bool operator==(const DiskCase&) const = default;
+};
+inline DiskCase case_of(const DiskSample& sample) {
+  return {sample.read_bytes, sample.depth, sample.sequential};
+}
+// What predictions use: blocks, as much under way as staging takes at least, and about a neuron's bundle.
+inline constexpr DiskCase kBlockReads = {uint64_t{512} << 10, 4, true};
+inline constexpr DiskCase kBundleReads = {uint64_t{16} << 10, 32, false};
+
 /// Keeps `depth` reads of one size under way for a while.
 class DiskSampler {
  public:
-  /// `memory` receives the reads, round and round: aligned for direct reads, at least depth * read_bytes of
-  /// any run(); far more than caches hold, lest reads into them look cheap.
+  /// `memory` receives the reads, round and round: aligned for direct reads, at least depth * bytes of any
+  /// run(); far more than caches hold, lest reads into them look cheap.
   DiskSampler(async_io::ReadQueue& queue, const platform::File& file, std::span<uint8_t> memory)
       : queue_(queue), file_(file), memory_(memory) {}
 
   /// Errors: kInvalidArgument if the file is smaller than one read; those of reading.
-  base::Result<DiskSample> run(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns) {
-    return run_beside(read_bytes, depth, sequential, duration_ns, nullptr, nullptr);
+  base::Result<DiskSample> run(const DiskCase& reads, int64_t duration_ns) {
+    return run_beside(reads, duration_ns, nullptr, nullptr);
   }
   /// The same while `reader` (or none) reads memory, this thread looking after completions in between;
   /// `memory` receives its rate.
-  base::Result<DiskSample> run_beside(uint64_t read_bytes, int depth, bool sequential, int64_t duration_ns,
-                                      MemoryReader* reader, double* memory_bytes_per_s);
+  base::Result<DiskSample> run_beside(const DiskCase& reads, int64_t duration_ns, MemoryReader* reader,
+                                      double* memory_bytes_per_s);
 
  private:
   void start_read(async_io::ReadOp* op);
@@ -35,8 +49,7 @@ class DiskSampler {
   const platform::File& file_;
   std::span<uint8_t> memory_;
   size_t slot_ = 0;  // where the next read goes
-  uint64_t read_bytes_ = 0;
-  bool sequential_ = false;
+  DiskCase reads_;
   uint64_t places_ = 0;
   uint64_t next_ = 0;
   uint64_t random_ = 1;

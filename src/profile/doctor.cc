@@ -23,6 +23,9 @@
 
 namespace ganglion {
 
+using profile::DiskCase;
+using profile::kBlockReads;
+using profile::kBundleReads;
 using profile::MemoryReader;
 
 namespace {
@@ -31,6 +34,7 @@ constexpr uint64_t kTemporaryBytes = 256 * base::kMiB;
 constexpr size_t kBandwidthBytes = 256 * base::kMiB;
 constexpr int64_t kSampleNs = 250'000'000;
 constexpr int64_t kQuickNs = 100'000'000;
+// Of block reads: a disk may start faster than it goes on.
 constexpr int64_t kSustainedNs = 2'000'000'000;
 
 // A nameless file to read from, filled with bytes that no layer below can compress or leave out: its
@@ -62,16 +66,6 @@ Result<int> make_temporary() {
   return fd;
 }
 
-struct DiskCase {
-  uint64_t bytes;
-  int depth;
-  bool sequential;
-  bool operator==(const DiskCase&) const = default;
-};
-// What predictions use. The first is measured for longer: a disk may start faster than it goes on.
-constexpr DiskCase kSustained = {512 * base::kKiB, 4, true};
-constexpr DiskCase kSmall = {16 * base::kKiB, 32, false};
-
 // Reads under way together: address space for them all, and no more than a small machine has.
 constexpr uint64_t kMostInFlight = 64 * base::kMiB;
 
@@ -96,28 +90,24 @@ std::vector<DiskCase> disk_cases(bool quick) {
 Status measure_disk(const std::string& path, bool quick, DoctorReport* report) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, &report->io_note);
-  const std::vector<DiskCase> cases = disk_cases(quick);
-  uint64_t most = kMostInFlight;
-  for (const DiskCase& c : cases) most = std::max(most, c.bytes * static_cast<uint64_t>(c.depth));
-  neuron_cache::Arena arena(most);
+  neuron_cache::Arena arena(kMostInFlight);
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
-                            neuron_cache::Region::reserve(arena, most, "disk measurement"));
-  GANGLION_RETURN_IF_ERROR(memory.resize(most));
-  profile::DiskSampler sampler(*queue, file, memory.bytes().first(most));
-  for (const DiskCase& c : cases) {
+                            neuron_cache::Region::reserve(arena, kMostInFlight, "disk measurement"));
+  GANGLION_RETURN_IF_ERROR(memory.resize(kMostInFlight));
+  profile::DiskSampler sampler(*queue, file, memory.bytes().first(kMostInFlight));
+  for (const DiskCase& c : disk_cases(quick)) {
     if (file.size() < c.bytes && !report->disk.empty()) continue;  // A small file says what it can.
-    const int64_t ns = quick ? kQuickNs : c == kSustained ? kSustainedNs : kSampleNs;
-    GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(c.bytes, c.depth, c.sequential, ns));
+    const int64_t ns = quick ? kQuickNs : c == kBlockReads ? kSustainedNs : kSampleNs;
+    GANGLION_ASSIGN_OR_RETURN(const DiskSample sample, sampler.run(c, ns));
     report->disk.push_back(sample);
   }
   MemoryReader reader(report->threads, kBandwidthBytes);
-  for (const DiskCase& c : {kSustained, kSmall}) {
+  for (const DiskCase& c : {kBlockReads, kBundleReads}) {
     if (file.size() < c.bytes) continue;
     OverlapSample both;
     both.threads = report->threads;
     GANGLION_ASSIGN_OR_RETURN(
-        both.disk, sampler.run_beside(c.bytes, c.depth, c.sequential, quick ? kQuickNs : kSampleNs, &reader,
-                                      &both.memory_bytes_per_s));
+        both.disk, sampler.run_beside(c, quick ? kQuickNs : kSampleNs, &reader, &both.memory_bytes_per_s));
     report->overlap.push_back(both);
   }
   report->io = std::string(queue->name());

@@ -20,26 +20,28 @@
 
 namespace ganglion {
 
+using profile::case_of;
+using profile::DiskCase;
+using profile::kBlockReads;
+using profile::kBundleReads;
+
 namespace {
 
 constexpr int64_t kProbeNs = 200'000'000;
 constexpr size_t kManyTokens = 64;
-// As much as staging takes at least.
-constexpr uint64_t kReadBytes = 512 * base::kKiB;
-constexpr int kDepth = 4;
+constexpr uint64_t kLeastTarget = kBlockReads.bytes * kBlockReads.depth;
 constexpr uint64_t kMostTarget = 64 * base::kMiB;
-// About a neuron's bundle.
-constexpr uint64_t kSmallBytes = 16 * base::kKiB;
-constexpr int kSmallDepth = 32;
-static_assert(kSmallBytes * kSmallDepth <= kReadBytes * kDepth);
+static_assert(kBundleReads.bytes * kBundleReads.depth <= kLeastTarget);
 
 double overlap_of(const OverlapSample& both, double memory_bytes_per_s, const DiskSample& disk) {
   return std::clamp(both.memory_bytes_per_s / memory_bytes_per_s + both.disk.bytes_per_s / disk.bytes_per_s,
                     1.0, 2.0);
 }
 
-bool same_reads(const DiskSample& a, const DiskSample& b) {
-  return a.read_bytes == b.read_bytes && a.depth == b.depth && a.sequential == b.sequential;
+void set_disk_rates(const DiskSample& blocks, const DiskSample& bundles, MachineRates* rates) {
+  rates->disk_bytes_per_s = blocks.bytes_per_s;
+  rates->random_reads_per_s = bundles.bytes_per_s / static_cast<double>(bundles.read_bytes);
+  rates->cpu_s_per_read = bundles.cpu_s_per_read;
 }
 
 // Fills the rates of the disk that a file lies on; memory's is known.
@@ -47,27 +49,28 @@ Status measure_disk(const std::string& path, uint64_t memory_bytes, MachineRates
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
   const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
   const uint64_t least = base::round_up(file.size() / 8 + 1, async_io::kIoAlignment);
-  const uint64_t target = std::clamp(memory_bytes / 2, kReadBytes * kDepth, kMostTarget);
+  const uint64_t target = std::clamp(memory_bytes / 2, kLeastTarget, kMostTarget);
   neuron_cache::Arena arena(base::round_up(target, neuron_cache::kSegmentBytes));
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
                             neuron_cache::Region::reserve(arena, target, "disk measurement"));
   GANGLION_RETURN_IF_ERROR(memory.resize(target));
   profile::DiskSampler sampler(*queue, file, memory.bytes().first(target));
-  GANGLION_ASSIGN_OR_RETURN(const DiskSample large,
-                            sampler.run(std::min(kReadBytes, least), kDepth, true, kProbeNs));
-  GANGLION_ASSIGN_OR_RETURN(const DiskSample small,
-                            sampler.run(std::min(kSmallBytes, least), kSmallDepth, false, kProbeNs / 2));
-  rates->disk_bytes_per_s = large.bytes_per_s;
-  rates->random_reads_per_s = small.bytes_per_s / static_cast<double>(small.read_bytes);
-  rates->cpu_s_per_read = small.cpu_s_per_read;
+  // Of a small file what it has.
+  DiskCase block_reads = kBlockReads;
+  DiskCase bundle_reads = kBundleReads;
+  block_reads.bytes = std::min(block_reads.bytes, least);
+  bundle_reads.bytes = std::min(bundle_reads.bytes, least);
+  GANGLION_ASSIGN_OR_RETURN(const DiskSample blocks, sampler.run(block_reads, kProbeNs));
+  GANGLION_ASSIGN_OR_RETURN(const DiskSample bundles, sampler.run(bundle_reads, kProbeNs / 2));
+  set_disk_rates(blocks, bundles, rates);
   profile::MemoryReader reader(rates->threads, memory_bytes / 2);
   OverlapSample both;
-  GANGLION_ASSIGN_OR_RETURN(both.disk, sampler.run_beside(std::min(kReadBytes, least), kDepth, true,
-                                                          kProbeNs / 2, &reader, &both.memory_bytes_per_s));
-  rates->overlap = overlap_of(both, rates->memory_bytes_per_s, large);
-  GANGLION_ASSIGN_OR_RETURN(both.disk, sampler.run_beside(std::min(kSmallBytes, least), kSmallDepth, false,
-                                                          kProbeNs / 4, &reader, &both.memory_bytes_per_s));
-  rates->overlap_random = overlap_of(both, rates->memory_bytes_per_s, small);
+  GANGLION_ASSIGN_OR_RETURN(both.disk,
+                            sampler.run_beside(block_reads, kProbeNs / 2, &reader, &both.memory_bytes_per_s));
+  rates->overlap = overlap_of(both, rates->memory_bytes_per_s, blocks);
+  GANGLION_ASSIGN_OR_RETURN(
+      both.disk, sampler.run_beside(bundle_reads, kProbeNs / 4, &reader, &both.memory_bytes_per_s));
+  rates->overlap_random = overlap_of(both, rates->memory_bytes_per_s, bundles);
   return ok_status();
 }
 
@@ -144,24 +147,22 @@ Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& p
   for (const BandwidthSample& sample : report.memory) {
     if (sample.threads == plan.threads) rates.memory_bytes_per_s = sample.bytes_per_s;
   }
-  DiskSample large = {.read_bytes = kReadBytes, .depth = kDepth, .sequential = true};
-  DiskSample small = {.read_bytes = kSmallBytes, .depth = kSmallDepth, .sequential = false};
+  DiskSample blocks = {.read_bytes = kBlockReads.bytes};
+  DiskSample bundles = {.read_bytes = kBundleReads.bytes};
   for (const DiskSample& sample : report.disk) {
-    if (same_reads(sample, large)) large = sample;
-    if (same_reads(sample, small)) small = sample;
+    if (case_of(sample) == kBlockReads) blocks = sample;
+    if (case_of(sample) == kBundleReads) bundles = sample;
   }
-  rates.disk_bytes_per_s = large.bytes_per_s;
-  rates.random_reads_per_s = small.bytes_per_s / static_cast<double>(small.read_bytes);
-  rates.cpu_s_per_read = small.cpu_s_per_read;
+  set_disk_rates(blocks, bundles, &rates);
   for (const KernelSample& sample : report.kernels) {
     if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens == kManyTokens)
       rates.multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
   }
   for (const OverlapSample& both : report.overlap) {
     if (!complete(rates) || both.threads != plan.threads) continue;
-    if (same_reads(both.disk, large)) rates.overlap = overlap_of(both, rates.memory_bytes_per_s, large);
-    if (same_reads(both.disk, small))
-      rates.overlap_random = overlap_of(both, rates.memory_bytes_per_s, small);
+    if (case_of(both.disk) == kBlockReads) rates.overlap = overlap_of(both, rates.memory_bytes_per_s, blocks);
+    if (case_of(both.disk) == kBundleReads)
+      rates.overlap_random = overlap_of(both, rates.memory_bytes_per_s, bundles);
   }
   if (complete(rates)) return rates;
   return Status(Code::kNotFound, base::format("the profile has no rates of %d threads, %s and %s",
