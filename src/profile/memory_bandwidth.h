@@ -4,22 +4,27 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "platform/threads.h"
 
 namespace ganglion::profile {
 
-/// Reads a buffer again and again on all threads.
+/// Reads a buffer again and again on all threads. The buffer is a mapping of its own, as weights are: what
+/// the allocator keeps after it would come on top of a budget. Without address space it is empty.
 class MemoryReader {
  public:
   MemoryReader(int threads, size_t buffer_bytes);
+  ~MemoryReader();
+  MemoryReader(const MemoryReader&) = delete;
+  MemoryReader& operator=(const MemoryReader&) = delete;
   /// Reads on for at most `bytes`, without wrapping around; returns how many.
   uint64_t read(size_t bytes);
-  size_t buffer_bytes() const { return buffer_.size() * sizeof(uint64_t); }
 
  private:
-  std::vector<uint64_t> buffer_;
+  size_t mapped_bytes_;
+  uint8_t* mapping_;
+  std::span<uint64_t> buffer_;
   platform::ThreadPool pool_;
   size_t next_ = 0;
   std::atomic<uint64_t> sink_{0};

@@ -5,6 +5,8 @@
 #include <fstream>
 
 #include "ganglion/doctor.h"
+#include "platform/memory.h"
+#include "profile/memory_bandwidth.h"
 
 namespace ganglion {
 namespace {
@@ -19,6 +21,16 @@ TEST(DeviceIdentity, IsTheSameForFilesOfOneFolderAndNamesTheFileSystem) {
   std::remove(path.c_str());
   EXPECT_EQ(device_identity(path), "unknown");
   EXPECT_NE(device_identity("/proc"), identity);
+}
+
+TEST(MemoryReader, GivesAllItsMemoryBack) {
+  const uint64_t before = platform::read_process_memory().resident_bytes;
+  // Of falling sizes: an allocator keeps the second one once it has seen the first.
+  for (const size_t mebibytes : {26U, 13U}) {
+    profile::MemoryReader reader(2, size_t{mebibytes} << 20);
+    EXPECT_EQ(reader.read(size_t{mebibytes} << 20), size_t{mebibytes} << 20);
+  }
+  EXPECT_LT(platform::read_process_memory().resident_bytes, before + (uint64_t{4} << 20));
 }
 
 TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
