@@ -155,7 +155,7 @@ class ForwardPass {
   void compute_ready(size_t rows, size_t layer);
   void accumulate_down(size_t rows, size_t layer);
   void compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries);
-  /// A neuron whose gate is positive for some rows (a mask), and its gate [t].
+  /// A neuron whose gate is open for some rows (a mask); its gate of row t is gate[t * kClusterNeurons].
   struct OpenGate {
     uint32_t entry;
     uint32_t rows;
@@ -165,8 +165,8 @@ class ForwardPass {
                        OpenGate* open);
   size_t take_gates(size_t rows, size_t layer, std::span<const uint32_t> entries, float* gates,
                     OpenGate* open);
-  kernels::MatmulArgs row_product(size_t rows, const model::BundleRef& bundle,
-                                  kernels::ActivationForm form) const;
+  void multiply_rows(size_t rows, base::TensorType type, const model::BundleRef& bundle,
+                     std::span<const uint8_t* const> weights, float* out) const;
   void compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open);
 
   void normalise(const model::VectorRef& weight, const model::VectorRef& bias, size_t rows,

@@ -25,8 +25,8 @@ using model_config::ModelConfig;
 namespace {
 // Neurons that a thread computes at a time: a cluster.
 constexpr size_t kClusterNeurons = 64;
-// A row is fetched while the one so many before it is computed.
-constexpr size_t kRowsAhead = 2;
+// Rows that kernels do not ask for themselves: the first of a cluster.
+constexpr size_t kFirstRows = 2;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.
 constexpr size_t kPartsPerThread = 1;
 
@@ -277,8 +277,7 @@ Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
 }
 
 // values [entry][t] of up to kClusterNeurons neurons whose bundles are in memory: all gates, then ups where a
-// gate is positive. Rows are scattered and too short for the processor's own prefetching, so each is fetched
-// while others are computed.
+// gate is open.
 void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries) {
   float gates[kClusterNeurons * kSparseRows];
   OpenGate open[kClusterNeurons];
@@ -296,52 +295,42 @@ size_t ForwardPass::take_gates(size_t rows, size_t layer, std::span<const uint32
   const Buffers::Sparse& s = buffers_->sparse;
   for (size_t i = 0; i < entries.size(); ++i) {
     const Buffers::Active& neuron = s.active[entries[i]];
-    if (i < kRowsAhead) prefetch(neuron.data, bundle.down_offset);
-    for (size_t t = 0; t < rows; ++t)
-      gates[i * rows + t] = s.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron];
-    open[i] = {entries[i], neuron.rows, gates + i * rows};
+    for (size_t t = 0; t < rows; ++t) {
+      gates[t * kClusterNeurons + i] =
+          s.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron];
+    }
+    open[i] = {entries[i], neuron.rows, gates + i};
   }
   if (bundle.gate_threshold.present()) {
     static constexpr auto kOnes = [] {
-      std::array<float, kClusterNeurons * kSparseRows> ones;
+      std::array<float, kClusterNeurons> ones;
       ones.fill(1);
       return ones;
     }();
     const auto silu = static_cast<size_t>(model_config::FfnActivation::kSilu);
-    context_.kernels->gated_activation[silu](gates, kOnes.data(), entries.size() * rows);
+    for (size_t t = 0; t < rows; ++t) {
+      context_.kernels->gated_activation[silu](gates + t * kClusterNeurons, kOnes.data(), entries.size());
+    }
   }
   return entries.size();
 }
 
-// gates [i][t] of entries [i]; lists those that are open for a row and returns how many they are.
+// gates [t][i] of entries [i]; lists those that are open for a row and returns how many they are.
 size_t ForwardPass::compute_gates(size_t rows, size_t layer, std::span<const uint32_t> entries, float* gates,
                                   OpenGate* open) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  const kernels::ActivationForm form = kernels::activation_form(bundle.rows.type);
-  const kernels::MatmulFn gate_row = context_.kernels->matmul[static_cast<size_t>(bundle.rows.type)];
+  const uint8_t* gate_rows[kClusterNeurons];
+  for (size_t i = 0; i < entries.size(); ++i) gate_rows[i] = s.active[entries[i]].data;
+  multiply_rows(rows, bundle.rows.type, bundle, {gate_rows, entries.size()}, gates);
   const float threshold = context_.config->ffn_threshold;
   size_t open_count = 0;
-  kernels::MatmulArgs args = row_product(rows, bundle, form);
-  for (size_t i = 0; i < std::min(kRowsAhead, entries.size()); ++i)
-    prefetch(s.active[entries[i]].data, bundle.up_offset);
   for (size_t i = 0; i < entries.size(); ++i) {
-    const Buffers::Active& neuron = s.active[entries[i]];
-    // Behind the last gates come the first ups.
-    const size_t next = i + kRowsAhead;
-    args.ahead = nullptr;
-    if (next < entries.size()) {
-      args.ahead = s.active[entries[next]].data;
-    } else if (next - entries.size() < open_count) {
-      args.ahead = s.active[open[next - entries.size()].entry].data + bundle.up_offset;
-    }
-    args.weights = neuron.data;
-    args.out = gates + i * rows;
-    gate_row(args);
     uint32_t mask = 0;
-    for (size_t t = 0; t < rows; ++t) mask |= args.out[t] > threshold ? 1U << t & neuron.rows : 0;
+    for (size_t t = 0; t < rows; ++t) mask |= gates[t * kClusterNeurons + i] > threshold ? 1U << t : 0;
+    mask &= s.active[entries[i]].rows;
     if (mask != 0) {
-      open[open_count++] = {entries[i], mask, args.out};
+      open[open_count++] = {entries[i], mask, gates + i};
     } else {
       std::fill_n(s.values + entries[i] * s.rows, rows, 0.0F);
     }
@@ -349,18 +338,22 @@ size_t ForwardPass::compute_gates(size_t rows, size_t layer, std::span<const uin
   return open_count;
 }
 
-// One row of weights times all rows of the FFN's input.
-kernels::MatmulArgs ForwardPass::row_product(size_t rows, const BundleRef& bundle,
-                                             kernels::ActivationForm form) const {
-  return {.weights = nullptr,
-          .weight_stride = 0,
-          .rows = 1,
-          .n = bundle.rows.cols,
-          .x = buffers_->normed.row(form, 0),
-          .x_stride = buffers_->normed.stride(form),
-          .tokens = rows,
-          .out = nullptr,
-          .out_stride = 1};
+// out [t][i], kClusterNeurons apart: rows of bundles times all rows of the FFN's input.
+void ForwardPass::multiply_rows(size_t rows, base::TensorType type, const BundleRef& bundle,
+                                std::span<const uint8_t* const> weights, float* out) const {
+  const kernels::ActivationForm form = kernels::activation_form(type);
+  const size_t row_bytes = base::row_bytes(type, bundle.rows.cols);
+  for (size_t i = 0; i < std::min(kFirstRows, weights.size()); ++i) prefetch(weights[i], row_bytes);
+  context_.kernels->matmul[static_cast<size_t>(type)]({.weights = nullptr,
+                                                       .weight_stride = 0,
+                                                       .rows = weights.size(),
+                                                       .n = bundle.rows.cols,
+                                                       .x = buffers_->normed.row(form, 0),
+                                                       .x_stride = buffers_->normed.stride(form),
+                                                       .tokens = rows,
+                                                       .out = out,
+                                                       .out_stride = kClusterNeurons,
+                                                       .scattered = weights.data()});
 }
 
 // values [entry][t] = act(gate) * up * the expert's weight, of open gates.
@@ -368,22 +361,18 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
   const bool rectified = context_.config->activation == model_config::FfnActivation::kDRelu;
-  const kernels::MatmulFn up_row = context_.kernels->matmul[static_cast<size_t>(bundle.up_type)];
-  float up[kSparseRows];
-  kernels::MatmulArgs args = row_product(rows, bundle, kernels::activation_form(bundle.up_type));
-  args.out = up;
+  const uint8_t* up_rows[kClusterNeurons];
+  float ups[kClusterNeurons * kSparseRows];
+  for (size_t i = 0; i < open.size(); ++i) up_rows[i] = s.active[open[i].entry].data + bundle.up_offset;
+  multiply_rows(rows, bundle.up_type, bundle, {up_rows, open.size()}, ups);
   for (size_t i = 0; i < open.size(); ++i) {
-    const Buffers::Active& neuron = s.active[open[i].entry];
-    const size_t next = i + kRowsAhead;
-    args.ahead = next < open.size() ? s.active[open[next].entry].data + bundle.up_offset : nullptr;
-    args.weights = neuron.data + bundle.up_offset;
-    up_row(args);
     float* values = s.values + open[i].entry * s.rows;
     std::fill_n(values, rows, 0.0F);
-    const float* weight = s.unit_weight + neuron.unit * s.rows;
+    const float* weight = s.unit_weight + s.active[open[i].entry].unit * s.rows;
     for (uint32_t left = open[i].rows; left != 0; left &= left - 1) {
       const auto t = static_cast<size_t>(std::countr_zero(left));
-      values[t] = open[i].gate[t] * (rectified ? std::max(up[t], 0.0F) : up[t]) * weight[t];
+      const float up = ups[t * kClusterNeurons + i];
+      values[t] = open[i].gate[t * kClusterNeurons] * (rectified ? std::max(up, 0.0F) : up) * weight[t];
     }
   }
 }

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kTaskBytes = 64 * base::kKiB;
 // Kernels work on tiles of so many rows from so many tokens on.
 constexpr uint32_t kTileRows = 32;
-constexpr size_t kTiledTokens = 4;
+constexpr size_t kTiledTokens = 3;
 // Tasks computed between two looks at what has arrived; few while weights are read, since what has been
 // computed makes room for reads.
 constexpr size_t kMostTasks = 512;

@@ -42,10 +42,11 @@ size_t activation_sums_offset(ActivationForm form, size_t n);
 /// out[t * out_stride + r] = sum_i weights[r][i] * x[t][i]
 /// Shapes:   weights [rows, n] in blocks, rows `weight_stride` bytes apart, of any alignment;
 ///           x: `tokens` rows of activation_form(type), `x_stride` bytes apart, 64-byte aligned, as written
-///           by store_activation; out [tokens, out_stride] f32.
+///           by store_activation; out [tokens, out_stride] f32. Where `scattered` is not null, it says where
+///           each row is, in place of weights and weight_stride.
 /// Requires: n is a multiple of the type's block; any n for F32, F16 and BF16.
-/// Cost:     several rows are taken for a part of a longer run of rows and fetched ahead; a single one is
-///           not, but while it is computed the row at `ahead` (if not null) is fetched.
+/// Cost:     rows are taken for a part of a longer run of rows and fetched ahead; of scattered ones, those
+///           that come a little later in the same call.
 struct MatmulArgs {
   const uint8_t* weights;
   size_t weight_stride;
@@ -56,7 +57,11 @@ struct MatmulArgs {
   size_t tokens;
   float* out;
   size_t out_stride;
-  const uint8_t* ahead = nullptr;
+  const uint8_t* const* scattered = nullptr;
+
+  [[gnu::always_inline]] const uint8_t* row(size_t r) const {
+    return scattered ? scattered[r] : weights + r * weight_stride;
+  }
 };
 using MatmulFn = void (*)(const MatmulArgs&);
 

@@ -82,11 +82,18 @@ struct Problem {
       reference_table().store_activation(form, x.data() + t * n, n, stored.data() + t * x_stride);
     }
   }
-  std::vector<float> run(const KernelTable& table, size_t first_token, size_t token_count) {
+  std::vector<float> run(const KernelTable& table, size_t first_token, size_t token_count,
+                         bool scattered = false) {
     std::vector<float> out(token_count * (rows + 1), -1.0f);  // One float more a token: nothing may write it.
-    const MatmulArgs args{
-        weights.data(), stride,      rows,       n,       stored.data() + first_token * x_stride,
-        x_stride,       token_count, out.data(), rows + 1};
+    MatmulArgs args{weights.data(), stride,      rows,       n,       stored.data() + first_token * x_stride,
+                    x_stride,       token_count, out.data(), rows + 1};
+    std::vector<const uint8_t*> row_list;
+    if (scattered) {
+      for (size_t r = 0; r < rows; ++r) row_list.push_back(args.row(r));
+      args.scattered = row_list.data();
+      args.weights = nullptr;
+      args.weight_stride = 0;
+    }
     table.matmul[static_cast<size_t>(type)](args);
     return out;
   }
@@ -193,7 +200,21 @@ TEST(Matmul, EqualsReferenceInTilesOfEveryShape) {
         const std::vector<float> expected = problem.run(reference_table(), 0, tokens);
         for (const KernelTable* table : available_tables()) {
           expect_same(expected, problem.run(*table, 0, tokens), label(*table, info));
+          expect_same(expected, problem.run(*table, 0, tokens, true), label(*table, info) + ", scattered");
         }
+      }
+    }
+  }
+}
+
+TEST(Matmul, PlainTypesTakeScatteredRows) {
+  for (const TensorTypeInfo& info : computable_types()) {
+    if (activation_form(info.type) != ActivationForm::kF32) continue;
+    for (const size_t tokens : sizes({1, 2, 3, 7})) {
+      Problem problem(info, 11, 512, tokens, 3 + tokens);
+      const std::vector<float> expected = problem.run(reference_table(), 0, tokens);
+      for (const KernelTable* table : available_tables()) {
+        expect_same(expected, problem.run(*table, 0, tokens, true), label(*table, info));
       }
     }
   }

@@ -70,7 +70,7 @@ void matmul_int(const MatmulArgs& args) {
   for (size_t t = 0; t < args.tokens; ++t) {
     const Row x = activation_row(args, kForm, t);
     for (size_t r = 0; r < args.rows; ++r) {
-      args.out[t * args.out_stride + r] = kDot(args.weights + r * args.weight_stride, x, args.n);
+      args.out[t * args.out_stride + r] = kDot(args.row(r), x, args.n);
     }
   }
 }
@@ -95,7 +95,7 @@ void matmul_float(const MatmulArgs& args) {
     for (size_t t0 = 0; t0 < args.tokens; t0 += kTokenTile) {
       const size_t tile = args.tokens - t0 < kTokenTile ? args.tokens - t0 : kTokenTile;
       float acc[kTokenTile][16] = {};
-      const uint8_t* weights = args.weights + r * args.weight_stride;
+      const uint8_t* weights = args.row(r);
       for (size_t begin = 0; begin < args.n; begin += kChunk, weights += chunk_bytes) {
         const size_t count = args.n - begin < kChunk ? args.n - begin : kChunk;
         float w[kChunk];

@@ -96,10 +96,11 @@ GANGLION_INLINE void prefetch(const uint8_t* p) {
   for (size_t i = 0; i < kBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p) + i, _MM_HINT_T0);
 }
 
-/// What is asked for while `weights`, a row, is computed for `tokens`: null or a row.
-GANGLION_INLINE const uint8_t* ahead_of(const MatmulArgs& args, const uint8_t* weights, int tokens) {
-  if (args.rows == 1) return args.ahead;
-  return tokens == 1 ? weights + kPrefetchBytes : nullptr;
+/// What is asked for while row r is computed for `tokens`: null or a row. Scattered rows are too short for
+/// the hardware prefetcher to notice, and the next one would come too late.
+GANGLION_INLINE const uint8_t* ahead_of(const MatmulArgs& args, size_t r, int tokens) {
+  if (args.scattered) return r + 2 < args.rows ? args.scattered[r + 2] : nullptr;
+  return tokens == 1 ? args.row(r) + kPrefetchBytes : nullptr;
 }
 
 /// One activation row of an integer form.
@@ -113,8 +114,8 @@ struct ActivationRow {
 /// a tile's activations and these rows stay in the second-level cache.
 static constexpr size_t kRowsAtOnce = 32;
 
-/// Calls Kernel::row<T>(weights of a row, first activation row, out of that row and token) for all rows, in
-/// tiles of up to four tokens that share the unpacked weights.
+/// Calls Kernel::row<T>(args, row, first activation row, out of that row and token) for all rows, in tiles of
+/// up to four tokens that share the unpacked weights.
 template <class Kernel>
 GANGLION_INLINE void for_each_tile(const MatmulArgs& args) {
   for (size_t r0 = 0; r0 < args.rows; r0 += kRowsAtOnce) {
@@ -122,20 +123,19 @@ GANGLION_INLINE void for_each_tile(const MatmulArgs& args) {
     for (size_t t = 0; t < args.tokens; t += 4) {
       const uint8_t* x = args.x + t * args.x_stride;
       for (size_t r = r0; r < r1; ++r) {
-        const uint8_t* weights = args.weights + r * args.weight_stride;
         float* out = args.out + t * args.out_stride + r;
         switch (args.tokens - t) {
           case 1:
-            Kernel::template row<1>(args, weights, x, out);
+            Kernel::template row<1>(args, r, x, out);
             break;
           case 2:
-            Kernel::template row<2>(args, weights, x, out);
+            Kernel::template row<2>(args, r, x, out);
             break;
           case 3:
-            Kernel::template row<3>(args, weights, x, out);
+            Kernel::template row<3>(args, r, x, out);
             break;
           default:
-            Kernel::template row<4>(args, weights, x, out);
+            Kernel::template row<4>(args, r, x, out);
         }
       }
     }

@@ -18,8 +18,8 @@ GANGLION_INLINE Block widen(__m256i bytes) {
            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(high, high)))}};
 }
 
-/// Codes become floats by a table of their upper 16 bits, which hold small integers exactly; elements 4 k and
-/// 16 + 4 k begin the halves of vector k.
+/// Codes become floats by a table of their upper 16 bits, which hold small integers exactly. `kHalves`:
+/// elements 4 k and 16 + 4 k begin the halves of vector k.
 struct Q4 {
   static constexpr size_t kBytes = 18;
   static constexpr bool kHalves = true;
@@ -39,9 +39,10 @@ struct Q4 {
   }
 };
 
+/// Codes are the last bits of the upper halves of floats from 128 on.
 struct Q6 {
   static constexpr size_t kBytes = 26;
-  static constexpr bool kHalves = false;
+  static constexpr bool kHalves = true;
   GANGLION_INLINE __m256 scale(const uint8_t* p, float w) { return _mm256_set1_ps(w * half_scalar(p)); }
   GANGLION_INLINE Block load(const uint8_t* p) {
     long long bits;
@@ -50,7 +51,14 @@ struct Q6 {
     const __m256i high = _mm256_and_si256(
         _mm256_srlv_epi64(_mm256_set1_epi64x(bits), _mm256_setr_epi64x(0, 2, 4, 6)), _mm256_set1_epi8(3));
     const __m256i codes = _mm256_or_si256(nibbles_16(p + 2), _mm256_slli_epi16(high, 4));
-    return widen(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)));
+    const __m256i of_128 = _mm256_set1_epi8(0x43), zero = _mm256_setzero_si256();
+    const __m256i a = _mm256_unpacklo_epi8(codes, of_128), b = _mm256_unpackhi_epi8(codes, of_128);
+    const __m256i floats[4] = {_mm256_unpacklo_epi16(zero, a), _mm256_unpackhi_epi16(zero, a),
+                               _mm256_unpacklo_epi16(zero, b), _mm256_unpackhi_epi16(zero, b)};
+    Block block;
+    for (size_t k = 0; k < 4; ++k)
+      block.codes[k] = _mm256_sub_ps(_mm256_castsi256_ps(floats[k]), _mm256_set1_ps(128 + 32));
+    return block;
   }
 };
 

@@ -11,6 +11,9 @@ namespace {
 /// first-level cache for all tokens of a tile.
 constexpr size_t kPieceBlocks = 16;
 
+/// Sums of two panels times four tokens stay in registers, with what they are made of.
+constexpr size_t kGroupTokens = 4;
+
 /// Blocks of 8 rows.
 struct Panel {
   uint8_t codes[kPieceBlocks][8][32];  ///< Of a block, elements 4 k to 4 k + 3 of all rows together.
@@ -60,6 +63,8 @@ struct Traits {
   static constexpr int kOffset = kOffsetIn;
   static constexpr bool kSigned = kLargest == 0;
   static constexpr bool kHasMin = kHasMinIn;
+  /// With fewer tokens, repacking costs more than it saves (measured on Zen 3).
+  static constexpr size_t kFewestTokens = kSigned ? 5 : 3;
   /// Steps of four elements whose sums fit into 16 bits: 2 * code * 127 each.
   static constexpr size_t kSteps = kSigned ? 1 : 8 * 2 * kLargest * 127 < 32768 ? 8 : 4;
   GANGLION_INLINE __m256 scales(__m256i head) { return low_halves(head); }
@@ -215,14 +220,22 @@ GANGLION_INLINE void multiply_block(const uint8_t* const* q, const uint8_t* x_sc
   }
 }
 
+/// T tokens from t on times blocks [b0, b0 + count) of R panels, whose first row is r0.
 template <class Type, size_t R, size_t T>
-[[gnu::noinline]] void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
+[[gnu::noinline]] void multiply(const MatmulArgs& args, size_t r0, size_t b0, size_t count,
+                                const Activations& x, size_t t, Scratch* scratch) {
   const uint8_t* q[T];
   for (size_t i = 0; i < T; ++i) q[i] = x.q + (t + i) * x.stride;
   const uint8_t* x_scales = x.scales + t * x.stride;
-  prefetch_group<32 * kPieceBlocks>(q[0] + T * x.stride, x.stride);
-  prefetch_group<64>(x_scales + T * x.stride, x.stride);
-  for (size_t b = 0; b < count; ++b) multiply_block<Type, R, T>(q, x_scales, x.stride, b, t, scratch);
+  prefetch_group<32 * kPieceBlocks, kGroupTokens>(q[0] + T * x.stride, x.stride);
+  prefetch_group<64, kGroupTokens>(x_scales + T * x.stride, x.stride);
+  constexpr size_t kRows = R * kPanelRows;
+  for (size_t b = 0; b < count; ++b) {
+    if (t == 0) {
+      prefetch<kRows * Type::kBytes>(next_rows(args, r0, kRows, b0 + b, args.n / 32, Type::kBytes));
+    }
+    multiply_block<Type, R, T>(q, x_scales, x.stride, b, t, scratch);
+  }
 }
 
 template <class Type>
@@ -240,11 +253,11 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
       repack<Type>(args, r0 + r * kPanelRows, b0, count, &scratch->panels[r]);
     }
     if (Type::kHasMin || Type::kOffset) take_sums<Type>(x, tokens, scratch->sums);
-    for_each_token_group(tokens, [&]<size_t T>(size_t t) {
+    for_each_token_group<kGroupTokens>(tokens, [&]<size_t T>(size_t t) {
       if (panels == 1) {
-        multiply<Type, 1, T>(x, count, t, scratch);
+        multiply<Type, 1, T>(args, r0, b0, count, x, t, scratch);
       } else {
-        multiply<Type, kPanels, T>(x, count, t, scratch);
+        multiply<Type, kPanels, T>(args, r0, b0, count, x, t, scratch);
       }
     });
   }
@@ -255,7 +268,7 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
 
 template <class Type>
 void gemm(const MatmulArgs& args) {
-  if (args.tokens < kFewestTokens || args.rows == 1)
+  if (args.tokens < Type::kFewestTokens || args.rows == 1)
     return avx2_matmul_small()[static_cast<size_t>(Type::kType)](args);
   Scratch scratch;
   for_each_panel_tile(args, [&](size_t r0, size_t panels, size_t t0, size_t tokens) {

@@ -8,6 +8,11 @@
 namespace ganglion::kernels {
 namespace {
 
+/// With fewer tokens, repacking costs more than it saves (measured on Zen 3).
+constexpr size_t kFewestTokens = 5;
+/// Sums of two panels times three tokens stay in registers, with their totals mostly.
+constexpr size_t kGroupTokens = 3;
+
 /// One super-block of 8 rows.
 struct alignas(64) Super {
   uint8_t codes[64][32];       ///< Elements 4 k to 4 k + 3 of all rows together.
@@ -219,13 +224,17 @@ struct Activations {
   size_t stride;
 };
 
-/// Adds groups' codes times activations times sub-scales, of R panels and T tokens.
+/// Adds groups' codes times activations times sub-scales, of R panels and T tokens; asks for what lies at
+/// `ahead`, if that is not null, meanwhile.
 template <class Type, size_t R, size_t T>
-GANGLION_INLINE void add_groups(const Super* panels, const uint8_t* const* q, __m256i (*totals)[T]) {
+GANGLION_INLINE void add_groups(const Super* panels, const uint8_t* const* q, const uint8_t* ahead,
+                                __m256i (*totals)[T]) {
   // Steps of four elements whose sums of pairs fit into 16 bits: 2 * code * 127 each.
   constexpr size_t kFit = 32767 / (2 * Type::kLargest * 127);
   constexpr size_t kSteps = kFit >= 8 && Type::kGroup == 32 ? 8 : kFit >= 4 ? 4 : 2;
+  constexpr size_t kAhead = R * kPanelRows * Type::kBytes * kSteps / 64;
   for (size_t s = 0; s < 64; s += kSteps) {
+    if (ahead != nullptr) prefetch<kAhead>(ahead + s / kSteps * kAhead);
     __m256i sums[R][T];
     for (size_t r = 0; r < R; ++r) {
       for (size_t i = 0; i < T; ++i) sums[r][i] = _mm256_setzero_si256();
@@ -271,15 +280,16 @@ GANGLION_INLINE void pair_products(const Super* panels, const uint8_t* sums, siz
 
 /// T tokens from t on, whose activations are x, times one super-block of R panels, into lane `lane`.
 template <class Type, size_t R, size_t T>
-[[gnu::noinline]] void multiply(const Activations& x, size_t lane, size_t t, Scratch* scratch) {
+[[gnu::noinline]] void multiply(const Activations& x, size_t lane, size_t t, const uint8_t* ahead,
+                                Scratch* scratch) {
   const uint8_t* q[T];
   for (size_t i = 0; i < T; ++i) q[i] = x.q + (t + i) * x.stride;
-  prefetch_group<256>(q[0] + T * x.stride, x.stride);
+  prefetch_group<256, kGroupTokens>(q[0] + T * x.stride, x.stride);
   __m256i totals[R][T], pairs[R][T];
   for (size_t r = 0; r < R; ++r) {
     for (size_t i = 0; i < T; ++i) totals[r][i] = _mm256_setzero_si256();
   }
-  add_groups<Type, R, T>(scratch->panels, q, totals);
+  add_groups<Type, R, T>(scratch->panels, q, t == 0 ? ahead : nullptr, totals);
   pair_products<R, T>(scratch->panels, x.sums + t * x.stride, x.stride, pairs);
   for (size_t i = 0; i < T; ++i) {
     const __m256 x_scale = _mm256_castsi256_ps(_mm256_set1_epi32(load_i32(x.scale + (t + i) * x.stride)));
@@ -310,11 +320,12 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
     for (size_t r = 0; r < panels; ++r) {
       Type::repack(panel_rows(args, r0 + r * kPanelRows, b * Type::kBytes), &scratch->panels[r]);
     }
-    for_each_token_group(tokens, [&]<size_t T>(size_t t) {
+    const uint8_t* ahead = next_rows(args, r0, panels * kPanelRows, b, args.n / 256, Type::kBytes);
+    for_each_token_group<kGroupTokens>(tokens, [&]<size_t T>(size_t t) {
       if (panels == 1) {
-        multiply<Type, 1, T>(x, b % 8, t, scratch);
+        multiply<Type, 1, T>(x, b % 8, t, ahead, scratch);
       } else {
-        multiply<Type, kPanels, T>(x, b % 8, t, scratch);
+        multiply<Type, kPanels, T>(x, b % 8, t, ahead, scratch);
       }
     });
   }

@@ -34,7 +34,7 @@ template <TensorType kType, size_t kBlock, size_t kBytes>
 void matmul(const MatmulArgs& args) {
   const DequantizeFn dequantize = reference_table().dequantize[static_cast<size_t>(kType)];
   for (size_t r = 0; r < args.rows; ++r) {
-    const uint8_t* row = args.weights + r * args.weight_stride;
+    const uint8_t* row = args.row(r);
     for (size_t t0 = 0; t0 < args.tokens; t0 += kTokenTile) {
       const size_t tile = args.tokens - t0 < kTokenTile ? args.tokens - t0 : kTokenTile;
       Lanes lanes;

@@ -61,8 +61,8 @@ GANGLION_INLINE void tile(const MatmulArgs& args, size_t r0, size_t t0) {
   __m256 acc[2][R][T];
   const uint8_t* ahead[R];
   for (size_t r = 0; r < R; ++r) {
-    rows[r] = args.weights + (r0 + r) * args.weight_stride;
-    ahead[r] = ahead_of(args, rows[r], T);
+    rows[r] = args.row(r0 + r);
+    ahead[r] = ahead_of(args, r0 + r, T);
   }
   for (size_t t = 0; t < T; ++t) {
     x[t] = reinterpret_cast<const float*>(args.x + (t0 + t) * args.x_stride);

@@ -200,7 +200,8 @@ GANGLION_INLINE __m256 add_group(const Group& group, __m256i products, const flo
 template <class Type>
 struct Kernel {
   template <int T>
-  GANGLION_INLINE void row(const MatmulArgs& args, const uint8_t* weights, const uint8_t* x0, float* out) {
+  GANGLION_INLINE void row(const MatmulArgs& args, size_t r, const uint8_t* x0, float* out) {
+    const uint8_t* const weights = args.row(r);
     const size_t blocks = args.n / 32;
     const size_t scales_at = (args.n + 63) / 64 * 64;
     const size_t sums_at = scales_at + (blocks * 4 + 63) / 64 * 64;
@@ -212,7 +213,7 @@ struct Kernel {
               reinterpret_cast<const int16_t*>(p + sums_at)};
       acc[t] = _mm256_setzero_ps();
     }
-    const uint8_t* const ahead = ahead_of(args, weights, T);
+    const uint8_t* const ahead = ahead_of(args, r, T);
     size_t b = 0;
     for (; b + 8 <= blocks; b += 8) {
       const uint8_t* p = weights + b * Type::kBytes;

@@ -274,7 +274,8 @@ GANGLION_INLINE void add_group(const Partials<T>& partials, const ActivationRow*
 template <class Type>
 struct Kernel {
   template <int T>
-  GANGLION_INLINE void row(const MatmulArgs& args, const uint8_t* weights, const uint8_t* x0, float* out) {
+  GANGLION_INLINE void row(const MatmulArgs& args, size_t r, const uint8_t* x0, float* out) {
+    const uint8_t* const weights = args.row(r);
     const size_t supers = args.n / 256;
     const size_t sums_at = args.n + (supers * 4 + 63) / 64 * 64;
     ActivationRow x[T];
@@ -285,7 +286,7 @@ struct Kernel {
               reinterpret_cast<const int16_t*>(p + sums_at)};
       acc[t] = _mm256_setzero_ps();
     }
-    const uint8_t* const ahead = ahead_of(args, weights, T);
+    const uint8_t* const ahead = ahead_of(args, r, T);
     Partials<T> partials;
     for (size_t b = 0; b < supers; b += 8) {
       const size_t count = supers - b < 8 ? supers - b : 8;

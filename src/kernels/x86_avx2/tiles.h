@@ -9,12 +9,8 @@ namespace ganglion::kernels {
 static constexpr size_t kPanelRows = 8;
 /// With two panels, each broadcast of activations serves two products.
 static constexpr size_t kPanels = 2;
-/// With fewer tokens, repacking costs more than it saves (measured on Zen 4).
-static constexpr size_t kFewestTokens = 5;
 /// Tokens of a tile share the work of repacking. Their lanes take 32 KiB of stack.
 static constexpr size_t kTileTokens = 64;
-/// Sums of two panels times three tokens stay in registers, with what they are made of.
-static constexpr size_t kGroupTokens = 3;
 
 /// The lanes of the contract, of one token and 8 rows.
 using Lanes = float[8][kPanelRows];
@@ -27,8 +23,7 @@ struct PanelRows {
 GANGLION_INLINE PanelRows panel_rows(const MatmulArgs& args, size_t r0, size_t byte) {
   PanelRows rows;
   for (size_t r = 0; r < kPanelRows; ++r) {
-    const size_t row = r0 + r < args.rows ? r0 + r : args.rows - 1;
-    rows.p[r] = args.weights + row * args.weight_stride + byte;
+    rows.p[r] = args.row(r0 + r < args.rows ? r0 + r : args.rows - 1) + byte;
   }
   return rows;
 }
@@ -93,15 +88,27 @@ GANGLION_INLINE __m256i aligned_256(const void* p) {
   return _mm256_load_si256(static_cast<const __m256i*>(p));
 }
 
-/// Asks for `kBytes` of each row of activations of the next group of tokens, which come from the second or
-/// third cache in runs too short for the hardware to notice; addresses past the end are harmless.
-template <size_t kBytes>
+/// Asks for `kBytes` of each row of activations of the next group of up to kTokens tokens, which come from
+/// the second or third cache in runs too short for the hardware to notice; addresses past the end are
+/// harmless.
+template <size_t kBytes, size_t kTokens>
 GANGLION_INLINE void prefetch_group(const uint8_t* x, size_t stride) {
-  for (size_t i = 0; i < kGroupTokens; ++i) {
+  for (size_t i = 0; i < kTokens; ++i) {
     for (size_t at = 0; at < kBytes; at += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(x) + i * stride + at, _MM_HINT_T0);
     }
   }
+}
+
+/// What is asked for while block b of `blocks` of a tile's rows is multiplied: that share of the next rows,
+/// in the order of memory. A few lines at a time, as many at once stall the processor; addresses may be past
+/// the end.
+GANGLION_INLINE const uint8_t* next_rows(const MatmulArgs& args, size_t r0, size_t rows, size_t b,
+                                         size_t blocks, size_t block_bytes) {
+  const size_t at = b * rows;
+  if (!args.scattered) return args.weights + (r0 + rows) * args.weight_stride + at * block_bytes;
+  const size_t row = r0 + rows + at / blocks;
+  return args.scattered[row < args.rows ? row : args.rows - 1] + at % blocks * block_bytes;
 }
 
 /// Calls `tile(first row, panels, first token, tokens)` for all of a product.
@@ -116,10 +123,10 @@ GANGLION_INLINE void for_each_panel_tile(const MatmulArgs& args, Tile tile) {
   }
 }
 
-/// Calls visit.operator()<T>(token) for groups of T = 1 to kGroupTokens tokens, of about the same size.
-template <class Visit>
+/// Calls visit.operator()<T>(token) for groups of T = 1 to kMost (3 or 4) tokens, of about the same size.
+template <size_t kMost, class Visit>
 GANGLION_INLINE void for_each_token_group(size_t tokens, Visit visit) {
-  const size_t groups = (tokens + kGroupTokens - 1) / kGroupTokens;
+  const size_t groups = (tokens + kMost - 1) / kMost;
   for (size_t g = 0; g < groups; ++g) {
     const size_t t = tokens * g / groups;
     switch (tokens * (g + 1) / groups - t) {
@@ -129,8 +136,11 @@ GANGLION_INLINE void for_each_token_group(size_t tokens, Visit visit) {
       case 2:
         visit.template operator()<2>(t);
         break;
+      case 3:
+        visit.template operator()<3>(t);
+        break;
       default:
-        visit.template operator()<kGroupTokens>(t);
+        visit.template operator()<kMost>(t);
     }
   }
 }

@@ -24,8 +24,7 @@ struct TileRows {
 GANGLION_INLINE TileRows tile_rows(const MatmulArgs& args, size_t r0, size_t byte) {
   TileRows rows;
   for (size_t r = 0; r < kTileRows; ++r) {
-    const size_t row = r0 + r < args.rows ? r0 + r : args.rows - 1;
-    rows.p[r] = args.weights + row * args.weight_stride + byte;
+    rows.p[r] = args.row(r0 + r < args.rows ? r0 + r : args.rows - 1) + byte;
   }
   return rows;
 }

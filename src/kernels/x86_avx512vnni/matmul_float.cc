@@ -47,8 +47,8 @@ template <class Type, size_t R, size_t T>
   __m512 acc[R][T];
   const uint8_t* ahead[R];
   for (size_t r = 0; r < R; ++r) {
-    rows[r] = args.weights + (r0 + r) * args.weight_stride;
-    ahead[r] = ahead_of(args, rows[r], T);
+    rows[r] = args.row(r0 + r);
+    ahead[r] = ahead_of(args, r0 + r, T);
   }
 #pragma GCC unroll 8
   for (size_t t = 0; t < T; ++t) {

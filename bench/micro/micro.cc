@@ -1,0 +1,160 @@
+// Rates of single kernels, to compare with the memory's and the processor's bounds (`ganglion doctor`):
+//   build/release/micro --benchmark_filter='matmul/avx2/Q4_0'
+// Weights are larger than caches, and each thread goes through rows of its own, so that bytes per second are
+// those of weights from memory; `multiply_adds` counts those of all tokens.
+#include <benchmark/benchmark.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/units.h"
+#include "kernels/kernel_table.h"
+#include "kernels/random_blocks.h"
+
+namespace {
+
+using ganglion::base::TensorType;
+using namespace ganglion::kernels;
+
+constexpr size_t kColumns = 4096;
+constexpr size_t kBytesPerThread = 64 * ganglion::base::kMiB;
+/// Rows that one call is given, as by the tasks of a forward pass.
+constexpr size_t kRowsPerCall = 64;
+
+constexpr TensorType kTypes[] = {TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ8_0,  TensorType::kQ4_K,
+                                 TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kMXFP4, TensorType::kF16};
+constexpr size_t kTokens[] = {1, 2, 3, 4, 8, 64};
+constexpr std::string_view kDownNames[kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
+
+struct alignas(64) Line {
+  uint8_t bytes[64];
+};
+
+/// Memory in huge pages, as the engine's arena asks for.
+struct Weights {
+  explicit Weights(size_t bytes) : size((bytes + kHuge - 1) / kHuge * kHuge) {
+    data = static_cast<uint8_t*>(aligned_alloc(kHuge, size));
+    madvise(data, size, MADV_HUGEPAGE);
+  }
+  ~Weights() { free(data); }
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  static constexpr size_t kHuge = 2 * ganglion::base::kMiB;
+  size_t size;
+  uint8_t* data;
+};
+
+void set_rates(benchmark::State& state, double bytes, double multiply_adds) {
+  using benchmark::Counter;
+  const double n = static_cast<double>(state.iterations());
+  state.counters["weights"] = Counter(bytes * n, Counter::kIsRate, Counter::kIs1000);
+  state.counters["multiply_adds"] = Counter(multiply_adds * n, Counter::kIsRate, Counter::kIs1000);
+}
+
+void matmul(benchmark::State& state, const KernelTable* table, TensorType type, size_t tokens) {
+  const size_t stride = ganglion::base::row_bytes(type, kColumns);
+  const size_t rows = kBytesPerThread / stride / kRowsPerCall * kRowsPerCall;
+  uint64_t seed = 1 + static_cast<uint64_t>(state.thread_index());
+  const Weights weights(rows * stride);
+  fill_random_blocks(type, rows * kColumns, &seed, weights.data);
+  std::vector<float> x(kColumns), out(tokens * kRowsPerCall);
+  const size_t x_stride = activation_row_bytes(activation_form(type), kColumns);
+  std::vector<Line> activations(tokens * x_stride / sizeof(Line));
+  for (size_t t = 0; t < tokens; ++t) {
+    fill_random_floats(kColumns, &seed, x.data());
+    table->store_activation(activation_form(type), x.data(), kColumns, activations[0].bytes + t * x_stride);
+  }
+  const MatmulFn fn = table->matmul[static_cast<size_t>(type)];
+  for (auto _ : state) {
+    for (size_t r = 0; r < rows; r += kRowsPerCall) {
+      fn({weights.data + r * stride, stride, kRowsPerCall, kColumns, activations[0].bytes, x_stride, tokens,
+          out.data(), kRowsPerCall});
+    }
+    benchmark::DoNotOptimize(out.data());
+  }
+  const double elements = static_cast<double>(rows * kColumns);
+  set_rates(state, static_cast<double>(rows * stride), elements * static_cast<double>(tokens));
+}
+
+/// Down rows in random order, as sparse passes add scattered ones.
+void down_rows(benchmark::State& state, const KernelTable* table, DownType type) {
+  const size_t stride = down_row_bytes(type, kColumns);
+  const size_t rows = kBytesPerThread / stride;
+  uint64_t seed = 1 + static_cast<uint64_t>(state.thread_index());
+  const Weights bytes(rows * stride);
+  std::vector<float> x(kColumns), out(kColumns);
+  for (size_t r = 0; r < rows; ++r) {
+    fill_random_floats(kColumns, &seed, x.data());
+    quantize_down_row(type, x.data(), kColumns, bytes.data + r * stride);
+  }
+  std::vector<const uint8_t*> active;
+  for (size_t r = 0; r < rows; ++r) active.push_back(bytes.data + r * stride);
+  for (size_t r = rows - 1; r > 0; --r) std::swap(active[r], active[next_random(&seed) % (r + 1)]);
+  const std::vector<float> weights(active.size(), 0.01F);
+  for (auto _ : state) {
+    table->down_axpy[static_cast<size_t>(type)](
+        {weights.data(), active.data(), active.size(), 0, kColumns, out.data()});
+    benchmark::DoNotOptimize(out.data());
+  }
+  const double n = static_cast<double>(active.size());
+  set_rates(state, n * static_cast<double>(stride), n * kColumns);
+}
+
+/// Scores and sums of one head over a context of 4,096 positions.
+void attention(benchmark::State& state, const KernelTable* table, KvType type, size_t stride, bool scores) {
+  constexpr size_t kPositions = 4096, kHead = 128;
+  uint64_t seed = 1;
+  std::vector<uint8_t> rows(kPositions * stride);
+  std::vector<float> x(kHead), weights(kPositions, 1.0F / kPositions), out(kPositions);
+  for (size_t j = 0; j < kPositions; ++j) {
+    fill_random_floats(kHead, &seed, x.data());
+    table->kv_store[static_cast<size_t>(type)](x.data(), kHead, rows.data() + j * stride);
+  }
+  for (auto _ : state) {
+    if (scores) {
+      table->kv_dot[static_cast<size_t>(type)](x.data(), rows.data(), stride, kPositions, kHead, out.data());
+    } else {
+      table->kv_axpy[static_cast<size_t>(type)](weights.data(), rows.data(), stride, kPositions, kHead,
+                                                out.data());
+    }
+    benchmark::DoNotOptimize(out.data());
+  }
+  set_rates(state, static_cast<double>(kPositions * stride), kPositions * kHead);
+}
+
+void add_benchmarks(const KernelTable* table, int threads) {
+  const std::string name = table->name;
+  const auto add = [&](const std::string& what, auto fn, auto... args) {
+    benchmark::RegisterBenchmark(what.c_str(), fn, table, args...)->Threads(threads)->UseRealTime();
+  };
+  for (TensorType type : kTypes) {
+    for (size_t tokens : kTokens) {
+      add("matmul/" + name + "/" + std::string(ganglion::base::tensor_type_info(type).name) + "/" +
+              std::to_string(tokens),
+          matmul, type, tokens);
+    }
+  }
+  for (size_t i = 0; i < kDownTypes; ++i) {
+    add("down/" + name + "/" + std::string(kDownNames[i]), down_rows, static_cast<DownType>(i));
+  }
+  add("attention/" + name + "/F16/scores", attention, KvType::kF16, size_t{256}, true);
+  add("attention/" + name + "/F16/sums", attention, KvType::kF16, size_t{256}, false);
+  add("attention/" + name + "/Q8_0/scores", attention, KvType::kQ8_0, size_t{136}, true);
+  add("attention/" + name + "/Q8_0/sums", attention, KvType::kQ8_0, size_t{136}, false);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (int threads : {1, 2}) {
+    for (const KernelTable* table : available_tables()) add_benchmarks(table, threads);
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
