@@ -92,13 +92,16 @@ def median_rates(runs):
 def measure(args):
     """All figures, in rounds that alternate, so that a slow minute meets all alike."""
     tokens = ["-p", "0", "-n", str(args.tokens)]
-    out = {"facts": [], "dense": [], "memory": [], "tight": [], "peer_memory": [], "peer_tight": []}
+    out = {"facts": [], "dense": [], "memory": [], "tight": [], "batch_memory": [], "batch_tight": [],
+           "peer_memory": [], "peer_tight": []}
+    batch = [*tokens, "--parallel", "4"]
     for _ in range(args.rounds):
         # Shared disks slow down after large reads: their rate is taken before and after the run that it is compared with.
         before = machine(args.pack)
         out["tight"].append(bench(args, args.pack, args.budget, *tokens))
         out["facts"].append(slower_disk(before, machine(args.pack)))
         out["memory"].append(bench(args, args.pack, 0, *tokens)[0])
+        out["batch_memory"].append(bench(args, args.pack, 0, *batch)[0])
         out["dense"].append(bench(args, args.source, 0, *tokens)[0])
         for key, budget in (("peer_memory", 0), ("peer_tight", args.budget)):
             rate = peer(args, budget)
@@ -107,9 +110,7 @@ def measure(args):
     prompt = ["-p", "512", "-n", "0"]
     out["prompt_pack"] = bench(args, args.pack, args.budget, *prompt)[0]["prompt_tokens_per_s"]
     out["prompt_source"] = bench(args, args.source, args.budget, *prompt)[0]["prompt_tokens_per_s"]
-    batch = ["-p", "0", "-n", str(max(args.tokens // 4, 4)), "--parallel", "4"]
-    out["batch_memory"] = bench(args, args.pack, 0, *batch)[0]["decode_tokens_per_s"]
-    out["batch_tight"] = bench(args, args.pack, args.budget, *batch)[0]["decode_tokens_per_s"]
+    out["batch_tight"].append(bench(args, args.pack, args.budget, *batch)[0])
     out["ablation"] = bench(args, args.pack, args.budget, "-n", str(args.tokens), "--ablation")[0]
     plan = subprocess.run([GANGLION, "plan", "-m", args.pack, "--mem", args.enough, "-c", "512", "--json"],
                           capture_output=True, text=True, check=True)
@@ -123,6 +124,7 @@ def tables(args, found):
     facts = found["facts"][-1]
     memory = statistics.median(max(s["bytes_per_s"] for s in f["memory"]) for f in found["facts"])
     dense, packed = median_rates(found["dense"]), median_rates(found["memory"])
+    batch_memory, batch_tight = median_rates(found["batch_memory"]), median_rates(found["batch_tight"])
     peer_memory = statistics.median(found["peer_memory"]) if found["peer_memory"] else None
     peer_tight = statistics.median(found["peer_tight"]) if found["peer_tight"] else None
     touched = found["plan"]["sparse_bytes_per_token"]
@@ -161,8 +163,8 @@ def tables(args, found):
               "| prompt of 512 at the limit | tokens/s |", "|---|---|", f"| source | {found['prompt_source']:.1f} |",
               f"| pack | {found['prompt_pack']:.1f} ({100 * found['prompt_pack'] / found['prompt_source']:.0f} %) |", "",
               "| four sequences as a batch | tokens/s | x one |", "|---|---|---|",
-              f"| all in memory | {found['batch_memory']:.2f} | {found['batch_memory'] / packed:.2f} |",
-              f"| at the limit | {found['batch_tight']:.2f} | {found['batch_tight'] / rate:.2f} |", "",
+              f"| all in memory | {batch_memory:.2f} | {batch_memory / packed:.2f} |",
+              f"| at the limit | {batch_tight:.2f} | {batch_tight / rate:.2f} |", "",
               "| at the limit, one part after the other | tokens/s | x | I/O wait | read per token |", "|---|---|---|---|---|"]
     first = found["ablation"][0]["decode_tokens_per_s"]
     for step in found["ablation"]:
