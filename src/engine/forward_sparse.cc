@@ -24,7 +24,7 @@ using model_config::ModelConfig;
 
 namespace {
 // Neurons that a thread computes at a time: a cluster.
-constexpr size_t kClusterNeurons = 64;
+constexpr size_t kClusterNeurons = 128;
 // Rows that kernels do not ask for themselves: the first of a cluster.
 constexpr size_t kFirstRows = 2;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.

@@ -11,9 +11,10 @@ using neuron_store::BlockId;
 namespace {
 // Work that one thread takes at a time: long against the counter's cost, short against a block.
 constexpr size_t kTaskBytes = 64 * base::kKiB;
-// Kernels work on tiles of so many rows from so many tokens on.
+// From so many tokens on kernels work on tiles of so many rows, and ask for the next tile of the same task.
 constexpr uint32_t kTileRows = 32;
 constexpr size_t kTiledTokens = 3;
+constexpr size_t kTiledTaskBytes = 256 * base::kKiB;
 // Tasks computed between two looks at what has arrived; few while weights are read, since what has been
 // computed makes room for reads.
 constexpr size_t kMostTasks = 512;
@@ -94,8 +95,10 @@ void Multiplier::add_block(const Product& product, BlockId id, const uint8_t* da
 
 void Multiplier::add_rows(const Product& product, const uint8_t* data, size_t stride, uint32_t begin,
                           uint32_t end) {
-  auto step = static_cast<uint32_t>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, stride)));
-  if (product.tokens >= kTiledTokens) step = std::max(kTileRows, step / kTileRows * kTileRows);
+  const bool tiled = product.tokens >= kTiledTokens;
+  const size_t bytes = tiled ? kTiledTaskBytes : kTaskBytes;
+  auto step = static_cast<uint32_t>(std::max<size_t>(1, bytes / std::max<size_t>(1, stride)));
+  if (tiled) step = std::max(kTileRows, step / kTileRows * kTileRows);
   for (uint32_t row = begin; row < end; row += step) {
     tasks_.push_back({&product, data + (row - begin) * stride, stride, row, std::min(step, end - row)});
   }
