@@ -23,8 +23,9 @@ using model::MatrixRef;
 using model_config::ModelConfig;
 
 namespace {
-// Neurons that a thread computes at a time: a cluster.
+// Neurons that a thread computes at a time: a cluster. Kernels take panels of up to 16 rows.
 constexpr size_t kClusterNeurons = 128;
+constexpr size_t kPanelNeurons = 16;
 // Rows that kernels do not ask for themselves: the first of a cluster.
 constexpr size_t kFirstRows = 2;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.
@@ -394,9 +395,12 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   for (size_t w = 0; w < s.waiting_count; ++w) sort(s.waiting[w]);
   for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
   s.waiting_count = still;
-  submit_beside(base::ceil_div(s.ready_count, kClusterNeurons), [&](size_t cluster) {
-    const size_t first = cluster * kClusterNeurons;
-    compute_cluster(rows, layer, {s.ready + first, std::min(kClusterNeurons, s.ready_count - first)});
+  // Few that have just arrived are shared by all threads as well.
+  const size_t share = base::ceil_div(s.ready_count, 2 * static_cast<size_t>(context_.threads->size()));
+  const size_t most = std::clamp(base::round_up(share, kPanelNeurons), kPanelNeurons, kClusterNeurons);
+  submit_beside(base::ceil_div(s.ready_count, most), [&](size_t cluster) {
+    const size_t first = cluster * most;
+    compute_cluster(rows, layer, {s.ready + first, std::min(most, s.ready_count - first)});
   });
 }
 
