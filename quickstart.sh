@@ -44,7 +44,7 @@ fi
 # Less than the file: 64 MiB for the small model, two thirds of any other.
 memory=${GANGLION_MEM:-}
 if [[ -z $memory ]]; then
-  if [[ ${model##*/} == "$small" ]]; then memory=64M; else memory=$(($(stat -L -c %s "$model") * 2 / 3)); fi
+  if [[ ${model##*/} == "$small" ]]; then memory=64M; else memory=$(($(du -Lsb "$model" | cut -f1) * 2 / 3)); fi
 fi
 set -x
 build/release/ganglion run -m "$model" --mem "$memory" -p "$prompt" -n 200
