@@ -231,9 +231,8 @@ template <class Type, size_t R, size_t T>
   prefetch_group<64, kGroupTokens>(x_scales + T * x.stride, x.stride);
   constexpr size_t kRows = R * kPanelRows;
   for (size_t b = 0; b < count; ++b) {
-    if (t == 0 && r0 + kRows < args.rows) {
-      prefetch<kRows * Type::kBytes>(next_rows(args, r0, kRows, b0 + b, args.n / 32, Type::kBytes));
-    }
+    const uint8_t* ahead = t == 0 ? next_rows(args, r0, kRows, b0 + b, args.n / 32, Type::kBytes) : nullptr;
+    if (ahead != nullptr) prefetch<kRows * Type::kBytes>(ahead);
     multiply_block<Type, R, T>(q, x_scales, x.stride, b, t, scratch);
   }
 }

@@ -320,9 +320,7 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
     for (size_t r = 0; r < panels; ++r) {
       Type::repack(panel_rows(args, r0 + r * kPanelRows, b * Type::kBytes), &scratch->panels[r]);
     }
-    const size_t rows = panels * kPanelRows;
-    const uint8_t* ahead =
-        r0 + rows < args.rows ? next_rows(args, r0, rows, b, args.n / 256, Type::kBytes) : nullptr;
+    const uint8_t* ahead = next_rows(args, r0, panels * kPanelRows, b, args.n / 256, Type::kBytes);
     for_each_token_group<kGroupTokens>(tokens, [&]<size_t T>(size_t t) {
       if (panels == 1) {
         multiply<Type, 1, T>(x, b % 8, t, ahead, scratch);
