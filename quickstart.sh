@@ -5,12 +5,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 caller=$PWD
 model=${1:-}
+prompt=${2:-Why is the sky blue? Answer in two sentences.}
+models=$here/models
 if [[ -n $model && $model != *://* && ! -e $model ]]; then
   echo "quickstart: no such file: $model" >&2
   exit 3
 fi
-prompt=${2:-Why is the sky blue? Answer in two sentences.}
-models=$here/models
 
 "$here/tools/install_packages.sh"
 

@@ -3,9 +3,8 @@
 // Weights are larger than caches, and each thread goes through rows of its own, so that bytes per second are
 // those of weights from memory; `multiply_adds` counts those of all tokens.
 #include <benchmark/benchmark.h>
-#include <sys/mman.h>
 
-#include <cstdlib>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +12,8 @@
 #include "base/units.h"
 #include "kernels/kernel_table.h"
 #include "kernels/random_blocks.h"
+#include "model/kv_cache.h"
+#include "platform/memory.h"
 
 namespace {
 
@@ -27,7 +28,6 @@ constexpr size_t kRowsPerCall = 64;
 constexpr TensorType kTypes[] = {TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ8_0,  TensorType::kQ4_K,
                                  TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kMXFP4, TensorType::kF16};
 constexpr size_t kTokens[] = {1, 2, 3, 4, 8, 64};
-constexpr std::string_view kDownNames[kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
 
 struct alignas(64) Line {
   uint8_t bytes[64];
@@ -35,15 +35,16 @@ struct alignas(64) Line {
 
 /// Memory in huge pages, as the engine's arena asks for.
 struct Weights {
-  explicit Weights(size_t bytes) : size((bytes + kHuge - 1) / kHuge * kHuge) {
-    data = static_cast<uint8_t*>(aligned_alloc(kHuge, size));
-    madvise(data, size, MADV_HUGEPAGE);
+  explicit Weights(size_t bytes)
+      : size(ganglion::base::round_up(bytes, 2 * ganglion::base::kMiB)),
+        data(ganglion::platform::reserve_address_space(size)) {
+    if (data == nullptr) throw std::bad_alloc();
+    ganglion::platform::advise_huge_pages(data, size);
   }
-  ~Weights() { free(data); }
+  ~Weights() { ganglion::platform::release_address_space(data, size); }
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
 
-  static constexpr size_t kHuge = 2 * ganglion::base::kMiB;
   size_t size;
   uint8_t* data;
 };
@@ -105,8 +106,9 @@ void down_rows(benchmark::State& state, const KernelTable* table, DownType type)
 }
 
 /// Scores and sums of one head over a context of 4,096 positions.
-void attention(benchmark::State& state, const KernelTable* table, KvType type, size_t stride, bool scores) {
+void attention(benchmark::State& state, const KernelTable* table, KvType type, bool scores) {
   constexpr size_t kPositions = 4096, kHead = 128;
+  const size_t stride = ganglion::model::kv_row_bytes(type, kHead);
   uint64_t seed = 1;
   std::vector<uint8_t> rows(kPositions * stride);
   std::vector<float> x(kHead), weights(kPositions, 1.0F / kPositions), out(kPositions);
@@ -139,12 +141,12 @@ void add_benchmarks(const KernelTable* table, int threads) {
     }
   }
   for (size_t i = 0; i < kDownTypes; ++i) {
-    add("down/" + name + "/" + std::string(kDownNames[i]), down_rows, static_cast<DownType>(i));
+    add("down/" + name + "/" + std::string(down_type_names()[i]), down_rows, static_cast<DownType>(i));
   }
-  add("attention/" + name + "/F16/scores", attention, KvType::kF16, size_t{256}, true);
-  add("attention/" + name + "/F16/sums", attention, KvType::kF16, size_t{256}, false);
-  add("attention/" + name + "/Q8_0/scores", attention, KvType::kQ8_0, size_t{136}, true);
-  add("attention/" + name + "/Q8_0/sums", attention, KvType::kQ8_0, size_t{136}, false);
+  add("attention/" + name + "/F16/scores", attention, KvType::kF16, true);
+  add("attention/" + name + "/F16/sums", attention, KvType::kF16, false);
+  add("attention/" + name + "/Q8_0/scores", attention, KvType::kQ8_0, true);
+  add("attention/" + name + "/Q8_0/sums", attention, KvType::kQ8_0, false);
 }
 
 }  // namespace

@@ -78,14 +78,14 @@ class Packer {
     if (sparsifies() && source_->config().activation != model_config::FfnActivation::kSilu)
       return Status(Code::kInvalidArgument,
                     "this model's activations are sparse already: --sparsify is for SiLU");
-    static constexpr const char* kNames[kernels::kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
+    const auto names = kernels::down_type_names();
     down_ = options_.down == "auto" ? usual_down_type() : options_.down;
-    const auto* name = std::find(std::begin(kNames), std::end(kNames), down_);
-    if (name == std::end(kNames)) {
+    const auto name = std::find(names.begin(), names.end(), down_);
+    if (name == names.end()) {
       return Status(Code::kInvalidArgument,
                     "'" + down_ + "' is no type of down rows - use auto, q4, q6, q8, f16 or f32");
     }
-    fit_ = {.down_type = static_cast<DownType>(name - kNames), .recall = options_.recall};
+    fit_ = {.down_type = static_cast<DownType>(name - names.begin()), .recall = options_.recall};
     const uint32_t rank = sparsifies() ? 0 : options_.rank.value_or(kUsualRank);
     GANGLION_RETURN_IF_ERROR(calibration::check_rank(rank));
     for (const FfnMatrices& ffn : source_->layers()) {

@@ -54,6 +54,11 @@ void quantize_q8(const float* x, uint8_t* block) {
 
 }  // namespace
 
+std::span<const std::string_view, kDownTypes> down_type_names() {
+  static constexpr std::string_view kNames[kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
+  return kNames;
+}
+
 size_t down_row_bytes(DownType type, size_t n) {
   constexpr size_t kBlockBytes[kDownTypes] = {18, 26, 34, 64, 128};
   return n / 32 * kBlockBytes[static_cast<size_t>(type)];

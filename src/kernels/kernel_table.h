@@ -90,6 +90,8 @@ inline constexpr size_t kActivations = 5;
 enum class DownType : uint8_t { kQ4, kQ6, kQ8, kF16, kF32 };
 inline constexpr size_t kDownTypes = 5;
 
+/// As files and options name them, by type: "q4", "q6", "q8", "f16", "f32".
+std::span<const std::string_view, kDownTypes> down_type_names();
 /// Bytes of a row of n elements; n is a multiple of 32.
 size_t down_row_bytes(DownType type, size_t n);
 /// Rounds a row to the nearest codes; a block's largest element decides its scale.

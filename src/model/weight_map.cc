@@ -176,9 +176,8 @@ void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig
   const base::TensorTypeInfo* gate = base::find_tensor_type(layer.gate_type);
   const base::TensorTypeInfo* up = base::find_tensor_type(layer.up_type);
   if (gate == nullptr || up == nullptr || !gate->computable || !up->computable) return fail("unknown type");
-  static constexpr const char* kDownNames[kernels::kDownTypes] = {"q4", "q6", "q8", "f16", "f32"};
   size_t down = 0;
-  while (down < kernels::kDownTypes && c.pack.down != kDownNames[down]) ++down;
+  while (down < kernels::kDownTypes && c.pack.down != kernels::down_type_names()[down]) ++down;
   if (down == kernels::kDownTypes) return fail("unknown type of down rows '" + c.pack.down + "'");
   if (c.dim % 32 != 0 || c.dim % gate->block_elems != 0 || c.dim % up->block_elems != 0 ||
       ffn > kMostPackedNeurons || c.fused_gate_up) {
