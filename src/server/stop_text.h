@@ -21,7 +21,6 @@ class StopText {
 
  private:
   std::vector<std::string> stops_;
-  size_t longest_ = 0;
   std::string held_;
   std::string found_;
 };
