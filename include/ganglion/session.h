@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "ganglion/error.h"
 
@@ -64,6 +66,16 @@ class Session {
   /// Becomes a copy of `other`, of the same engine, in memory shared until they differ. Requires: an empty
   /// session. Errors: kPoisoned if `other` is.
   virtual Status fork_from(const Session& other) = 0;
+
+  /// Writes what has been evaluated, whose tokens are `tokens`, to `path`, atomically (docs/kv_format.md).
+  /// Returns the file's bytes. Errors: kInvalidArgument (nothing to save, or another number of tokens),
+  /// kResources if it would exceed `most_bytes`, kIo, kPoisoned.
+  virtual Result<uint64_t> save(const std::string& path, std::span<const int32_t> tokens,
+                                uint64_t most_bytes) = 0;
+  /// Becomes what was saved, whose tokens are returned; logits() are empty until the next evaluation. Requires:
+  /// an empty session, which stays so after an error: kNotFound, kIo, kModelFile (damaged), kInvalidArgument
+  /// (of another model or `kv_type`), kContextOverflow (with both numbers), kResources.
+  virtual Result<std::vector<int32_t>> restore(const std::string& path) = 0;
 };
 
 }  // namespace ganglion

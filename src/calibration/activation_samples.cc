@@ -179,6 +179,7 @@ Status ActivationSamples::collect(const std::vector<int32_t>& tokens,
     if (at % kSequence == 0 || sequence.length() == longest) sequence.clear();
     const size_t count =
         std::min({tokens_ - at, kSequence - at % kSequence, longest - sequence.length(), runtime->chunk()});
+    GANGLION_RETURN_IF_ERROR(runtime->make_room(count));
     const size_t missing = sequence.pages_missing(count);
     const size_t free = runtime->kv_pages().free_count();
     if (missing > free) GANGLION_RETURN_IF_ERROR(runtime->grow_kv(missing - free));

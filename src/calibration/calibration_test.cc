@@ -231,6 +231,24 @@ TEST(CalibrateState, IsNotKeptWhereThereIsNothingYet) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
+TEST(CalibrateMemory, DoesNotChangeTheResult) {
+  const Folder folder;
+  CalibrateOptions options = options_for("llama-relu-q4_0", folder.file("c.gguf"), 600);
+  calibrate(options);
+  const std::string expected = contents(options.output_path);
+  // From the least budget on, whatever this process has taken so far: weights are streamed.
+  uint64_t budget = 0;
+  do {
+    budget += uint64_t{1} << 20;
+    options.memory = std::to_string(budget);
+  } while (calibrate_model(options, nullptr, nullptr).status().code() == Code::kResources);
+  for (int step = 0; step < 4; ++step, budget += uint64_t{1} << 20) {
+    options.memory = std::to_string(budget);
+    calibrate(options);
+    EXPECT_EQ(contents(options.output_path), expected) << options.memory;
+  }
+}
+
 TEST(CalibrateRanks, BiggerPredictorsFindMoreForLess) {
   const Folder folder;
   CalibrateOptions options = options_for("llama-relu-q4_0", folder.file("c.gguf"), 700);

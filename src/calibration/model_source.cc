@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "base/sha256.h"
 #include "base/units.h"
 #include "engine/runtime.h"
 #include "model/weight_map.h"
@@ -91,43 +90,6 @@ Status ModelSource::read_slice(const TensorInfo& tensor, uint32_t expert, std::v
   ::posix_fadvise(file.fd(), static_cast<off_t>(offset), static_cast<off_t>(out->size()),
                   POSIX_FADV_DONTNEED);
   return base::ok_status();
-}
-
-Result<std::string> ModelSource::fingerprint() const {
-  base::Sha256 sha;
-  const auto add = [&](const void* bytes, size_t count) {
-    sha.update({static_cast<const uint8_t*>(bytes), count});
-  };
-  const auto add_text = [&](const std::string& text) { add(text.c_str(), text.size() + 1); };
-  for (const auto& [key, value] : file_->metadata().values()) {
-    if (key.rfind(config_.architecture + ".", 0) != 0 && key.rfind("ganglion.ffn.", 0) != 0) continue;
-    add_text(key);
-    add_text(value.text);
-    add(&value.uint_value, sizeof value.uint_value);
-    add(&value.int_value, sizeof value.int_value);
-    add(&value.float_value, sizeof value.float_value);
-    add(&value.bool_value, sizeof value.bool_value);
-    add(value.packed.data(), value.packed.size());
-  }
-  std::vector<const TensorInfo*> tensors;
-  for (const TensorInfo& tensor : file_->tensors()) tensors.push_back(&tensor);
-  std::sort(tensors.begin(), tensors.end(),
-            [](const TensorInfo* a, const TensorInfo* b) { return a->name < b->name; });
-  constexpr uint64_t kSample = 4096;
-  std::vector<uint8_t> sample;
-  for (const TensorInfo* tensor : tensors) {
-    add_text(tensor->name);
-    add(&tensor->type, sizeof tensor->type);
-    add(tensor->dims, sizeof tensor->dims);
-    for (const uint64_t at : {uint64_t{0}, tensor->bytes / 2}) {
-      sample.resize(std::min(kSample, tensor->bytes - at));
-      GANGLION_RETURN_IF_ERROR(files_[tensor->shard]
-                                   .read_exact(tensor->offset + at, sample)
-                                   .with_context("tensor '" + tensor->name + "'"));
-      add(sample.data(), sample.size());
-    }
-  }
-  return sha.finish();
 }
 
 Status check_free_space(const std::string& path, uint64_t need_bytes, const std::string& what) {

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "format/gguf.h"
+#include "format/model_fingerprint.h"
 #include "ganglion/text.h"
 #include "kernels/kernel_table.h"
 #include "model_config/model_config.h"
@@ -54,9 +55,8 @@ class ModelSource {
   /// All bytes of an expert's matrix, which leave the page cache again. Errors: kIo, kModelFile.
   base::Status read_slice(const format::TensorInfo& tensor, uint32_t expert, std::vector<uint8_t>* out) const;
 
-  /// SHA-256, as hex, over the hyper-parameters, and of each tensor its name, type, shape and 4 KiB at its
-  /// beginning and in its middle: the same however the file is split. Errors: kIo, kModelFile.
-  base::Result<std::string> fingerprint() const;
+  /// format::model_fingerprint() of it. Errors: kIo, kModelFile.
+  base::Result<std::string> fingerprint() const { return format::model_fingerprint(*file_, files_); }
 
  private:
   ModelSource() = default;

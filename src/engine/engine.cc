@@ -99,6 +99,26 @@ class SessionImpl final : public Session {
     return ok_status();
   }
 
+  Result<uint64_t> save(const std::string& path, std::span<const int32_t> tokens,
+                        uint64_t most_bytes) override {
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    if (poisoned_) return Status(Code::kPoisoned, "the session failed before and was not reset");
+    if (sequence_.length() == 0 || sequence_.length() != tokens.size()) {
+      return Status(Code::kInvalidArgument, base::format("%zu tokens do not name the %zu positions to save",
+                                                         tokens.size(), sequence_.length()));
+    }
+    GANGLION_ASSIGN_OR_RETURN(const engine::KvOrigin* origin, runtime_.kv_origin());
+    return engine::save_sequence(path, runtime_.config(), *origin, sequence_, tokens, most_bytes);
+  }
+
+  Result<std::vector<int32_t>> restore(const std::string& path) override {
+    const std::lock_guard<std::mutex> turn(runtime_.mutex());
+    GANGLION_CHECK(sequence_.length() == 0 && !poisoned_);
+    GANGLION_ASSIGN_OR_RETURN(const engine::KvOrigin* origin, runtime_.kv_origin());
+    const auto make_room = [&](size_t pages) { return take_pages(pages); };
+    return engine::restore_sequence(path, runtime_.config(), *origin, context(), make_room, &sequence_);
+  }
+
   void reset() override {
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
     sequence_.clear();
@@ -127,9 +147,7 @@ class SessionImpl final : public Session {
   }
 
   Status prepare(size_t count) {
-    const size_t missing = sequence_.pages_missing(count);
-    const size_t free = runtime_.kv_pages().free_count();
-    if (missing > free) GANGLION_RETURN_IF_ERROR(runtime_.grow_kv(missing - free));
+    GANGLION_RETURN_IF_ERROR(take_pages(sequence_.pages_missing(count)));
     return sequence_.prepare(count);
   }
   Row next_row(int32_t token) {
@@ -145,6 +163,11 @@ class SessionImpl final : public Session {
   }
 
  private:
+  Status take_pages(size_t missing) {
+    const size_t free = runtime_.kv_pages().free_count();
+    return missing > free ? runtime_.grow_kv(missing - free) : ok_status();
+  }
+
   Status evaluate_chunk(std::span<const int32_t> tokens, bool last, const engine::PassMode& mode,
                         const std::atomic<bool>* cancel, LogitSink* sink) {
     GANGLION_RETURN_IF_ERROR(prepare(tokens.size()));

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/units.h"
+#include "format/model_fingerprint.h"
 #include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/memory.h"
@@ -497,6 +498,20 @@ Status Runtime::grow_kv(size_t missing) {
   change.kv_bytes = wanted;
   GANGLION_ASSIGN_OR_RETURN(planner::Plan next, planner::replan(model_sizes(), plan_, change));
   return apply(std::move(next));
+}
+
+Result<const KvOrigin*> Runtime::kv_origin() {
+  if (!kv_origin_) {
+    std::vector<platform::File> files;
+    for (const format::ShardInfo& shard : file_->shards()) {
+      GANGLION_ASSIGN_OR_RETURN(platform::File file, platform::File::open(shard.path));
+      files.push_back(std::move(file));
+    }
+    GANGLION_ASSIGN_OR_RETURN(std::string model, format::model_fingerprint(*file_, files));
+    GANGLION_ASSIGN_OR_RETURN(std::string name, file_->metadata().string_or("general.name", ""));
+    kv_origin_ = KvOrigin{std::move(model), std::move(name), kv_type_, sparse()};
+  }
+  return &*kv_origin_;
 }
 
 void Runtime::react_to_pressure() {

@@ -3,11 +3,13 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/bundle_checks.h"
 #include "engine/forward.h"
+#include "engine/saved_sequence.h"
 #include "format/gguf.h"
 #include "ganglion/engine.h"
 #include "neuron_cache/arena.h"
@@ -31,6 +33,9 @@ class Runtime {
   base::Status make_room(size_t rows);
   /// Shrinks caches if the system is short of memory; looks at most once a second.
   void react_to_pressure();
+
+  /// What saved keys and values are tied to; read from the model once. Errors: kIo, kModelFile.
+  base::Result<const KvOrigin*> kv_origin();
 
   const PlanSummary& summary() const { return summary_; }
   const TextModel& text() const { return *text_; }
@@ -119,6 +124,7 @@ class Runtime {
   std::unique_ptr<Multiplier> multiplier_;
   std::unique_ptr<model::KvPages> kv_pages_;
   std::unique_ptr<ForwardPass> forward_;
+  std::optional<KvOrigin> kv_origin_;
   int64_t pass_ns_ = 0;
   int64_t last_look_ns_ = 0;
   int64_t last_shrink_ns_ = 0;

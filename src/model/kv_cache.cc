@@ -79,6 +79,17 @@ void KvPages::release(uint32_t page) {
   if (--references_[page] == 0) free_.push_back(page);
 }
 
+namespace {
+
+Status no_page_left(size_t count) {
+  return Status(Code::kResources,
+                base::format("no key-value page is left of %zu - lower the context (-c) or the number of "
+                             "sequences",
+                             count));
+}
+
+}  // namespace
+
 KvSequence::KvSequence(KvPages& pages, const ModelConfig& config, size_t context) : pages_(pages) {
   const size_t table = base::ceil_div(context, kPagePositions);
   for (const LayerConfig& layer : config.layers) {
@@ -127,10 +138,7 @@ Status KvSequence::prepare(size_t count) {
       if (old != kNoPage && !pages_.shared(old)) continue;
       const uint32_t fresh = pages_.allocate();
       if (fresh == kNoPage) {
-        return Status(Code::kResources,
-                      base::format("no key-value page is left of %zu - lower the context (-c) or the "
-                                   "number of sequences",
-                                   pages_.count()));
+        return no_page_left(pages_.count());
       }
       if (old != kNoPage) {
         std::memcpy(pages_.data(fresh), pages_.data(old), pages_.page_bytes());
@@ -172,6 +180,31 @@ bool KvSequence::try_rewind(size_t length) {
   }
   length_ = length;
   return true;
+}
+
+size_t KvSequence::first_page(size_t layer) const {
+  size_t page = base::ceil_div(length_, kPagePositions);
+  while (page > 0 && tables_[layer][page - 1] != kNoPage) --page;
+  return page;
+}
+
+Status KvSequence::restore(size_t length, std::span<const size_t> first_pages) {
+  const size_t end = base::ceil_div(length, kPagePositions);
+  GANGLION_CHECK(length_ == 0 && first_pages.size() == tables_.size());
+  clear();
+  for (size_t layer = 0; layer < tables_.size(); ++layer) {
+    GANGLION_CHECK(end <= tables_[layer].size() && first_pages[layer] <= end);
+    for (size_t i = first_pages[layer]; i < end; ++i) {
+      const uint32_t page = pages_.allocate();
+      if (page == kNoPage) {
+        clear();
+        return no_page_left(pages_.count());
+      }
+      tables_[layer][i] = page;
+    }
+  }
+  length_ = length;
+  return base::ok_status();
 }
 
 void KvSequence::fork_from(const KvSequence& other) {

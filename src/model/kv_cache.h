@@ -6,6 +6,7 @@
 //          owned/shared --release--> refs - 1, free at 0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -99,9 +100,19 @@ class KvSequence {
   /// This sequence becomes a copy of `other`, sharing its pages. Requires: an empty sequence of the same
   /// pool.
   void fork_from(const KvSequence& other);
+  /// An empty sequence gets pages for `length` positions, of each layer those from first_pages[layer] on, which
+  /// the caller fills. Errors: kResources if the pool has too few pages (the sequence stays empty).
+  base::Status restore(size_t length, std::span<const size_t> first_pages);
   void clear();
 
   size_t length() const { return length_; }
+  size_t layer_count() const { return tables_.size(); }
+  /// The first page in memory that `layer` can see from the sequence's end on; all after it are there too.
+  size_t first_page(size_t layer) const;
+  /// The last first_page() with which `layer` can go on after `length` positions.
+  size_t last_first_page(size_t layer, size_t length) const {
+    return std::min(first_visible(layer, length), length) / kPagePositions;
+  }
   /// Page of `layer` that holds `position`.
   uint8_t* page(size_t layer, size_t position) const {
     return pages_.data(tables_[layer][position / kPagePositions]);
