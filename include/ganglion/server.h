@@ -27,10 +27,12 @@ struct ServerOptions {
   size_t most_body_bytes = size_t{4} << 20;    ///< Of one request.
   size_t buffer_bytes = size_t{8} << 20;       ///< All requests and unsent answers together.
   size_t most_unsent_bytes = size_t{1} << 20;  ///< A client that leaves more unread is cut off.
-  int keep_alive_s = 15;                       ///< A stream that is silent so long gets an empty event.
-  int read_timeout_s = 60;                     ///< For a whole head, and again for a whole body.
-  int write_timeout_s = 30;                    ///< For a client that reads nothing.
-  int stop_grace_s = 5;                        ///< How long running answers may go on after a stop.
+  std::string slot_save_path;                  ///< Folder of saved slots; empty: slots are not saved.
+  std::string slot_save_limit = "8G";  ///< Most that all files in that folder may take: "500M", "20GB".
+  int keep_alive_s = 15;               ///< A stream that is silent so long gets an empty event.
+  int read_timeout_s = 60;             ///< For a whole head, and again for a whole body.
+  int write_timeout_s = 30;            ///< For a client that reads nothing.
+  int stop_grace_s = 5;                ///< How long running answers may go on after a stop.
 };
 
 /// One network thread, one that reads requests, and the caller's thread for the engine.

@@ -72,9 +72,10 @@ class Session {
   /// kResources if it would exceed `most_bytes`, kIo, kPoisoned.
   virtual Result<uint64_t> save(const std::string& path, std::span<const int32_t> tokens,
                                 uint64_t most_bytes) = 0;
-  /// Becomes what was saved, whose tokens are returned; logits() are empty until the next evaluation. Requires:
-  /// an empty session, which stays so after an error: kNotFound, kIo, kModelFile (damaged), kInvalidArgument
-  /// (of another model or `kv_type`), kContextOverflow (with both numbers), kResources.
+  /// Becomes what was saved, whose tokens are returned; logits() are empty until the next evaluation. Errors:
+  /// kNotFound, kModelFile (no such file, or damaged), kInvalidArgument (of another model or `kv_type`),
+  /// kContextOverflow (with both numbers), kIo, kResources. What was there stays where the file's header
+  /// shows the error, else the session is empty.
   virtual Result<std::vector<int32_t>> restore(const std::string& path) = 0;
 };
 

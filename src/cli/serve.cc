@@ -86,6 +86,10 @@ void register_serve(CLI::App& app, CommandBody* body) {
   command->add_option("--cors-origin", o.cors_origin,
                       "Web pages that may call: * or one origin (default: pages of this machine)");
   command->add_option("--chat-template-file", flags->template_file, "Jinja template instead of the model's");
+  command->add_option("--slot-save-path", o.slot_save_path,
+                      "Folder in which clients may save slots' keys and values");
+  command->add_option("--slot-save-limit", o.slot_save_limit, "Most that all files in it may take")
+      ->capture_default_str();
   bounded(command->add_option("--grace", o.stop_grace_s, "Seconds that answers may go on after SIGTERM"),
           3600)
       ->capture_default_str();

@@ -113,9 +113,12 @@ class SessionImpl final : public Session {
 
   Result<std::vector<int32_t>> restore(const std::string& path) override {
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
-    GANGLION_CHECK(sequence_.length() == 0 && !poisoned_);
     GANGLION_ASSIGN_OR_RETURN(const engine::KvOrigin* origin, runtime_.kv_origin());
-    const auto make_room = [&](size_t pages) { return take_pages(pages); };
+    const auto make_room = [&](size_t pages) {
+      logits_.clear();
+      poisoned_ = false;
+      return take_pages(pages);
+    };
     return engine::restore_sequence(path, runtime_.config(), *origin, context(), make_room, &sequence_);
   }
 

@@ -71,8 +71,8 @@ class SavedFile {
     length_ = tokens->elements();
     if (length_ > context) {
       return Status(Code::kContextOverflow,
-                    base::format("the %zu tokens in '%s' exceed the context of %zu - raise it with -c", length_,
-                                 path_.c_str(), context));
+                    base::format("the %zu tokens in '%s' exceed the context of %zu - raise it with -c",
+                                 length_, path_.c_str(), context));
     }
     return base::ok_status();
   }
@@ -128,7 +128,8 @@ class SavedFile {
       }
       ::posix_fadvise(file_->fd(), static_cast<off_t>(info->offset), static_cast<off_t>(info->bytes),
                       POSIX_FADV_DONTNEED);
-      if (sum != expected[layer]) return wrong(base::format("keys and values of layer %zu are damaged", layer));
+      if (sum != expected[layer])
+        return wrong(base::format("keys and values of layer %zu are damaged", layer));
     }
     return base::ok_status();
   }
@@ -148,8 +149,9 @@ class SavedFile {
     GANGLION_ASSIGN_OR_RETURN(const std::string type, keys.string_required("ganglion.kv.type"));
     GANGLION_ASSIGN_OR_RETURN(const bool sparse, keys.bool_or("ganglion.kv.sparse", false));
     if (version != kVersion) {
-      return Status(Code::kUnsupported, base::format("'%s' has version %llu, this program reads %u", path_.c_str(),
-                                                     static_cast<unsigned long long>(version), kVersion));
+      return Status(Code::kUnsupported,
+                    base::format("'%s' has version %llu, this program reads %u", path_.c_str(),
+                                 static_cast<unsigned long long>(version), kVersion));
     }
     const auto other = [&](const std::string& what) {
       return Status(Code::kInvalidArgument, "'" + path_ + "' was saved " + what);
@@ -194,7 +196,8 @@ Result<uint64_t> save_sequence(const std::string& path, const ModelConfig& confi
   writer.add_tensor(kTokens, TensorType::kI32, {tokens.size()});
   for (size_t layer = 0; layer < config.layers.size(); ++layer) {
     const model::KvLayout layout = model::kv_layout(config, config.layers[layer], origin.type);
-    writer.add_tensor(pages_name(layer), TensorType::kI8, {layout.page_bytes, end - sequence.first_page(layer)});
+    writer.add_tensor(pages_name(layer), TensorType::kI8,
+                      {layout.page_bytes, end - sequence.first_page(layer)});
   }
   writer.add_tensor(kChecksums, TensorType::kI64, {config.layers.size() + 1});
   if (writer.data_bytes() > most_bytes) {
@@ -233,13 +236,13 @@ Result<std::vector<int32_t>> restore_sequence(const std::string& path, const Mod
                                               const KvOrigin& origin, size_t context,
                                               const std::function<Status(size_t)>& make_room,
                                               KvSequence* sequence) {
-  GANGLION_CHECK(sequence->length() == 0);
   SavedFile saved(path, config, origin);
   GANGLION_RETURN_IF_ERROR(saved.open(context));
   GANGLION_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, saved.tokens());
   GANGLION_ASSIGN_OR_RETURN(const std::vector<size_t> first, saved.first_pages(*sequence));
   size_t pages = 0;
   for (const size_t page : first) pages += base::ceil_div(saved.length(), kPagePositions) - page;
+  sequence->clear();
   GANGLION_RETURN_IF_ERROR(make_room(pages));
   GANGLION_RETURN_IF_ERROR(sequence->restore(saved.length(), first));
   const Status status = saved.read_pages(tokens, sequence);

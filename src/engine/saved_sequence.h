@@ -21,15 +21,16 @@ struct KvOrigin {
   bool sparse = false;  ///< Generated tokens were evaluated with predicted neurons.
 };
 
-/// Writes `sequence`, whose tokens are `tokens`, to `path`, atomically: until it is whole, `path` is what it was.
-/// Returns the bytes of the file. Errors: kResources if they exceed `most_bytes`, kIo.
+/// Writes `sequence`, whose tokens are `tokens`, to `path`, atomically: until it is whole, `path` is what it
+/// was. Returns the bytes of the file. Errors: kResources if they exceed `most_bytes`, kIo.
 base::Result<uint64_t> save_sequence(const std::string& path, const model_config::ModelConfig& config,
                                      const KvOrigin& origin, const model::KvSequence& sequence,
                                      std::span<const int32_t> tokens, uint64_t most_bytes);
 
-/// Fills an empty sequence and returns its tokens. `make_room(pages)` is called before so many pages are taken
-/// from the pool. The sequence is empty after an error: kNotFound, kIo, kModelFile (damaged, or no such file),
-/// kInvalidArgument (of another model or kind), kContextOverflow, kResources.
+/// Replaces a sequence and returns its tokens. `make_room(pages)` is called when the sequence is empty,
+/// before so many pages are taken from the pool. Errors: kNotFound, kModelFile (damaged, or no such file),
+/// kInvalidArgument (of another model or kind), kContextOverflow, kIo, kResources; the sequence is as it was
+/// if make_room was not called, else empty.
 base::Result<std::vector<int32_t>> restore_sequence(const std::string& path,
                                                     const model_config::ModelConfig& config,
                                                     const KvOrigin& origin, size_t context,

@@ -11,7 +11,8 @@ using base::Result;
 using base::Status;
 
 Result<std::string> model_fingerprint(const GgufModel& model, std::span<const platform::File> files) {
-  GANGLION_ASSIGN_OR_RETURN(const std::string architecture, model.metadata().string_required("general.architecture"));
+  GANGLION_ASSIGN_OR_RETURN(const std::string architecture,
+                            model.metadata().string_required("general.architecture"));
   base::Sha256 sha;
   const auto add = [&](const void* bytes, size_t count) {
     sha.update({static_cast<const uint8_t*>(bytes), count});

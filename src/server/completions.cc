@@ -228,11 +228,10 @@ std::optional<ApiError> complete(Call& call, bool native) {
   if (status.ok() && best_of > 1 && static_cast<uint64_t>(best_of) != generation->choices)
     status = Status(Code::kInvalidArgument, "best_of: is not supported, only n");
   if (status.ok()) status = read_grammar(call.request, call.model, generation.get());
-  if (status.ok())
-    status = refuse_fields(call.request, {"suffix", "id_slot", "response_fields", "n_keep", "lora"});
+  if (status.ok()) status = refuse_fields(call.request, {"suffix", "response_fields", "n_keep", "lora"});
   if (status.ok()) status = read_prompts(call.request, call.model, generation.get());
   if (!status.ok()) return api_error(status);
-  if (const auto error = check_prompts(*generation, call.model.context)) return error;
+  if (const auto error = check_prompts(*generation, call.model)) return error;
   options.choices_per_prompt = generation->choices;
   for (size_t i = 0; echo && i < generation->prompts.size(); ++i)
     options.echoes.push_back(call.model.text.decode(generation->prompts[i], false));

@@ -93,10 +93,16 @@ Json chat_logprobs(const TextModel& text, std::span<const TokenProbs> probs) {
   return {{"content", content}};
 }
 
-std::optional<ApiError> check_prompts(const Generation& generation, size_t context) {
+ApiError no_such_slot(int64_t slot, size_t slots) {
+  return bad_request("there is no slot " + std::to_string(slot) + " - the last one is " +
+                     std::to_string(slots - 1) + ", start the server with a larger --parallel");
+}
+
+std::optional<ApiError> check_prompts(const Generation& generation, const ServedModel& model) {
+  if (generation.slot >= static_cast<int64_t>(model.slots)) return no_such_slot(generation.slot, model.slots);
   for (const std::vector<int32_t>& prompt : generation.prompts) {
     if (prompt.empty()) return bad_request("the prompt is empty");
-    if (prompt.size() >= context) return context_error(prompt.size(), context);
+    if (prompt.size() >= model.context) return context_error(prompt.size(), model.context);
   }
   return std::nullopt;
 }

@@ -22,6 +22,8 @@ struct ServedModel {
   SamplingOptions sampling;   ///< What a request does not say.
   size_t context = 0;
   size_t slots = 1;
+  std::string slot_save_path;  ///< Folder of saved slots; empty: slots are not saved.
+  uint64_t slot_save_bytes = 0;
   int64_t created_s = 0;  ///< Unix time of the start.
   Json facts;             ///< "meta" of /v1/models.
   std::shared_ptr<GrammarVocabulary> grammars;
@@ -48,6 +50,8 @@ std::optional<ApiError> apply_template(Call& call);
 std::optional<ApiError> messages(Call& call);
 std::optional<ApiError> count_message_tokens(Call& call);
 std::optional<ApiError> responses(Call& call);
+/// POST /slots/N?action=save, restore or erase.
+std::optional<ApiError> slot_action(Call& call);
 
 /// Answers through a Reply, whole or as events.
 class ReplySink : public GenerationSink {
@@ -93,8 +97,9 @@ Json chat_logprobs(const TextModel& text, std::span<const TokenProbs> probs);
 /// A token's text, invalid UTF-8 as it is (to_text replaces it).
 std::string token_text(const TextModel& text, int32_t token);
 
-/// Checks prompts against the context. Null if all fit.
-std::optional<ApiError> check_prompts(const Generation& generation, size_t context);
+ApiError no_such_slot(int64_t slot, size_t slots);
+/// Checks prompts against the context, and the slot that is asked for. Null if all is well.
+std::optional<ApiError> check_prompts(const Generation& generation, const ServedModel& model);
 
 /// Hands a generation over; errors reach the sink.
 void submit(Call& call, std::unique_ptr<Generation> generation);

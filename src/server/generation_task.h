@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -83,9 +84,28 @@ struct Generation {
   bool show_control_tokens = false;
   bool reuse_prefix = true;
   bool tells_probs = false;
+  int64_t slot = -1;         ///< The only slot that will do; -1: any.
   bool only_hidden = false;  ///< Evaluates prompts and tells their last hidden state.
   std::shared_ptr<const FilterSource> filter;
   std::unique_ptr<GenerationSink> sink;
+};
+
+/// What to do with the tokens that a slot holds.
+enum class SlotVerb { kSave, kRestore, kErase };
+
+struct SlotOutcome {
+  size_t tokens = 0;
+  uint64_t bytes = 0;  ///< Of the file.
+  double ms = 0;
+};
+
+/// Done between passes, once nothing is generated in the slot.
+struct SlotAction {
+  size_t slot = 0;
+  SlotVerb verb = SlotVerb::kErase;
+  std::string path;                              ///< Of the file.
+  std::function<Result<uint64_t>()> most_bytes;  ///< What a file may take; asked just before it is written.
+  std::function<void(const Result<SlotOutcome>&)> done;  ///< On the engine's thread.
 };
 
 }  // namespace ganglion::server

@@ -109,6 +109,7 @@ void read_limits(Fields& fields, Generation* g) {
   fields.read("t_max_predict_ms", &g->most_ms);
   fields.read("ignore_eos", &g->ignore_eos);
   fields.read("cache_prompt", &g->reuse_prefix);
+  fields.read("id_slot", &g->slot);
   fields.read("stop", &g->stops);
   if (g->stops.size() > kMostStops) {
     fields.fail("stop",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -30,8 +31,10 @@ size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& 
       std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(most), b.begin()).first - a.begin());
 }
 
+constexpr const char* kStopping = "the server is stopping";
+
 ApiError stopping_error() {
-  return api_error(Status(Code::kResources, "the server is stopping"));
+  return api_error(Status(Code::kResources, kStopping));
 }
 
 // Keeps what a pass computes last for the last token: the final norm's output.
@@ -104,6 +107,13 @@ bool Scheduler::submit(std::unique_ptr<Generation> generation) {
   return true;
 }
 
+void Scheduler::submit(SlotAction action) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return action.done(Status(Code::kResources, kStopping));
+  actions_.push_back(std::move(action));
+  wake_.notify_one();
+}
+
 bool Scheduler::idle() const {
   return std::none_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->task != nullptr; });
 }
@@ -111,17 +121,18 @@ bool Scheduler::idle() const {
 void Scheduler::run(const std::atomic<bool>& stop, const std::function<void()>& between_passes) {
   const auto one_round = [&](bool stopping) {
     drop_cancelled(stopping);
+    const bool acted = act_on_slots();
     admit();
     const bool decoded = decode();
     const bool prompted = evaluate_prompt();
     if (between_passes) between_passes();
-    publish(!decoded && !prompted);
+    publish(acted || (!decoded && !prompted));
     return decoded || prompted;
   };
   while (!stop) {
     if (one_round(false)) continue;
     std::unique_lock<std::mutex> lock(mutex_);
-    if (queue_.empty()) wake_.wait_for(lock, kIdleWait);
+    if (queue_.empty() && actions_.empty()) wake_.wait_for(lock, kIdleWait);
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -133,6 +144,8 @@ void Scheduler::run(const std::atomic<bool>& stop, const std::function<void()>& 
         task->request->sink().failed(stopping_error());
       }
     }
+    for (const SlotAction& action : actions_) action.done(Status(Code::kResources, kStopping));
+    actions_.clear();
   }
   while (one_round(true) || !idle()) {
   }
@@ -164,39 +177,95 @@ void Scheduler::drop_cancelled(bool stopping) {
   }
 }
 
+// Saves, restores and erases what idle slots hold; others wait until their slots are. False if nothing was
+// done.
+bool Scheduler::act_on_slots() {
+  bool any = false;
+  for (;;) {
+    SlotAction action;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto ready = std::find_if(actions_.begin(), actions_.end(),
+                                      [&](const auto& a) { return slots_[a.slot]->task == nullptr; });
+      if (ready == actions_.end()) break;
+      action = std::move(*ready);
+      actions_.erase(ready);
+    }
+    Result<SlotOutcome> outcome = act(*slots_[action.slot], action);
+    action.done(outcome);
+    any = true;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& slot : slots_) slot->claimed = false;
+  for (const SlotAction& waiting : actions_) slots_[waiting.slot]->claimed = true;
+  return any;
+}
+
+Result<SlotOutcome> Scheduler::act(Slot& slot, const SlotAction& action) {
+  const int64_t start = now_ns();
+  SlotOutcome outcome;
+  if (action.verb == SlotVerb::kErase) {
+    outcome.tokens = slot.held.size();
+    slot.session->reset();
+    slot.held.clear();
+  } else if (action.verb == SlotVerb::kSave) {
+    const Result<uint64_t> most = action.most_bytes();
+    if (!most.ok()) return most.status();
+    const Result<uint64_t> bytes = slot.session->save(action.path, slot.held, most.value());
+    if (!bytes.ok()) return bytes.status();
+    outcome = {.tokens = slot.held.size(), .bytes = bytes.value()};
+  } else {
+    Result<std::vector<int32_t>> tokens = slot.session->restore(action.path);
+    if (tokens.status().code() == Code::kResources && forget_idle())
+      tokens = slot.session->restore(action.path);
+    if (slot.session->position() != slot.held.size()) slot.held.clear();
+    if (!tokens.ok()) return tokens.status();
+    slot.held = tokens.take();
+    std::error_code gone;
+    outcome = {.tokens = slot.held.size(), .bytes = std::filesystem::file_size(action.path, gone)};
+  }
+  slot.used_ns = now_ns();
+  outcome.ms = ms_since(start);
+  return outcome;
+}
+
 // First come, first served; further choices of a prompt wait for its first one.
 void Scheduler::admit() {
   for (;;) {
     std::unique_ptr<Task> task;
+    Slot* slot = nullptr;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const bool full =
-          std::all_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->task != nullptr; });
-      const auto ready = std::find_if(queue_.begin(), queue_.end(), [](const auto& waiting) {
-        return !waiting->request->failed &&
-               (waiting->first_of_prompt() || waiting->request->prompt_done[waiting->prompt_index]);
+      const auto ready = std::find_if(queue_.begin(), queue_.end(), [&](const auto& waiting) {
+        const bool may_start =
+            !waiting->request->failed &&
+            (waiting->first_of_prompt() || waiting->request->prompt_done[waiting->prompt_index]);
+        slot = may_start ? choose_slot(*waiting) : nullptr;
+        return slot != nullptr;
       });
-      if (full || ready == queue_.end()) return;
+      if (ready == queue_.end()) return;
       task = std::move(*ready);
       queue_.erase(ready);
       if (std::exchange(task->request->waiting, false)) --queued_requests_;
     }
-    Slot& slot = *choose_slot(*task);
-    assign(slot, std::move(task));
+    assign(*slot, std::move(task));
   }
 }
 
 // The free slot that holds most of the prompt, if that is most of what it holds; else the one unused longest.
-Scheduler::Slot* Scheduler::choose_slot(const Task& task) {
+// Null if there is none, or not the one that the request names.
+Scheduler::Slot* Scheduler::choose_slot(const Task& task) const {
+  const int64_t named = task.request->generation->slot;
   Slot* best = nullptr;
   size_t best_common = 0;
   Slot* oldest = nullptr;
-  for (const auto& slot : slots_) {
-    if (slot->task != nullptr) continue;
-    if (oldest == nullptr || slot->used_ns < oldest->used_ns) oldest = slot.get();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot* slot = slots_[i].get();
+    if (slot->task != nullptr || slot->claimed || (named >= 0 && static_cast<size_t>(named) != i)) continue;
+    if (oldest == nullptr || slot->used_ns < oldest->used_ns) oldest = slot;
     const size_t common = common_prefix(slot->held, task.prompt());
     if (common > best_common && 2 * common >= slot->held.size()) {
-      best = slot.get();
+      best = slot;
       best_common = common;
     }
   }

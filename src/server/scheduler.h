@@ -60,6 +60,9 @@ class Scheduler {
   /// Any thread. False where the queue is full or the server stops; the sink is then told.
   bool submit(std::unique_ptr<Generation> generation);
 
+  /// Any thread. `action.slot` is below slot_count(); actions of a slot are done in their order.
+  void submit(SlotAction action);
+
   /// The engine's thread: works until `stop`, then until all that runs has finished or is cancelled.
   void run(const std::atomic<bool>& stop, const std::function<void()>& between_passes);
 
@@ -79,7 +82,9 @@ class Scheduler {
   bool decode();
   bool evaluate_prompt();
   void assign(Slot& slot, std::unique_ptr<Task> task);
-  Slot* choose_slot(const Task& task);
+  Slot* choose_slot(const Task& task) const;
+  bool act_on_slots();
+  Result<SlotOutcome> act(Slot& slot, const SlotAction& action);
   void take_prefix(Slot& slot, Task& task);
   Status make_sampler(Task& task);
   void guarded(Slot& slot, const std::function<void()>& body);
@@ -107,6 +112,7 @@ class Scheduler {
   mutable std::mutex mutex_;  ///< Guards what follows.
   std::condition_variable wake_;
   std::list<std::unique_ptr<Task>> queue_;
+  std::list<SlotAction> actions_;
   size_t queued_requests_ = 0;
   uint64_t refused_ = 0;
   bool closed_ = false;

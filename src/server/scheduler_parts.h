@@ -46,6 +46,7 @@ struct Scheduler::Slot {
   std::vector<int32_t> held;  ///< What the session has evaluated.
   std::unique_ptr<Task> task;
   int64_t used_ns = 0;
+  bool claimed = false;  ///< An action waits for it: no new task.
 };
 
 }  // namespace ganglion::server

@@ -5,8 +5,10 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
+#include "base/units.h"
 #include "ganglion/inspect.h"
 #include "server/service.h"
 
@@ -105,6 +107,8 @@ class ServerImpl final : public Server {
                                  .sampling = sampling,
                                  .context = engine.plan().context,
                                  .slots = options_.parallel,
+                                 .slot_save_path = options_.slot_save_path,
+                                 .slot_save_bytes = base::parse_bytes(options_.slot_save_limit).value(),
                                  .created_s = server::unix_seconds(),
                                  .facts = model_facts(path, engine),
                                  .grammars = std::make_shared<GrammarVocabulary>(engine.text())});
@@ -137,7 +141,11 @@ Status check_options(const ServerOptions& options) {
                   "--parallel " + std::to_string(options.parallel) + " is not 1 to 256");
   if (options.most_connections == 0)
     return Status(Code::kInvalidArgument, "--max-connections must be at least 1");
-  return ok_status();
+  std::error_code error;
+  if (!options.slot_save_path.empty() && !std::filesystem::is_directory(options.slot_save_path, error))
+    return Status(Code::kInvalidArgument, "--slot-save-path '" + options.slot_save_path + "' is no folder");
+  const Result<uint64_t> limit = base::parse_bytes(options.slot_save_limit);
+  return limit.ok() ? ok_status() : limit.status().with_context("--slot-save-limit");
 }
 
 }  // namespace

@@ -44,8 +44,10 @@ const Route* find_route(const std::string& path) {
   const auto* found =
       std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Route& route) { return route.path == path; });
   if (found != kRoutes.end()) return found;
-  static constexpr Route kOneModel{"/v1/models/", nullptr};
-  return path.rfind(kOneModel.path, 0) == 0 ? &kOneModel : nullptr;
+  static constexpr std::array kWithName = {Route{"/v1/models/", nullptr}, Route{"/slots/", slot_action}};
+  const auto* named = std::find_if(kWithName.begin(), kWithName.end(),
+                                   [&](const Route& route) { return path.rfind(route.path, 0) == 0; });
+  return named == kWithName.end() ? nullptr : named;
 }
 
 ApiError refusal(int http, const char* type, std::string message) {
@@ -203,14 +205,16 @@ void Service::answer_status(const HttpRequest& request, Reply& reply) {
 void Service::answer(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
   std::optional<ApiError> error;
   try {
-    const Result<Json> body = parse_object(request.body);
+    const Endpoint endpoint = find_route(request.head.path)->endpoint;
+    const bool needs_body = endpoint != slot_action;
+    const Result<Json> body = parse_object(request.body.empty() && !needs_body ? "{}" : request.body);
     if (body.ok()) {
       Call call = {.model = *model_,
                    .scheduler = *scheduler_,
                    .head = request.head,
                    .request = body.value(),
                    .reply = reply};
-      error = find_route(request.head.path)->endpoint(call);
+      error = endpoint(call);
     } else {
       error = api_error(body.status());
     }

@@ -73,7 +73,7 @@ std::optional<ApiError> embeddings(Call& call) {
   Status status = refuse_fields(request, {"dimensions"});
   if (status.ok()) status = read_prompts(request, call.model, generation.get());
   if (!status.ok()) return api_error(status);
-  if (const auto error = check_prompts(*generation, call.model.context)) return error;
+  if (const auto error = check_prompts(*generation, call.model)) return error;
   generation->only_hidden = true;
   generation->sink =
       std::make_unique<EmbeddingSink>(call.reply, call.model, format == "base64", generation->prompts.size());

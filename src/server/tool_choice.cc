@@ -174,7 +174,7 @@ std::optional<ApiError> prepare_chat(const Json& request, const ServedModel& mod
   status = choose_format(request, model, input, prompt.value(), format, generation);
   if (!status.ok()) return api_error(status);
   generation->prompts.push_back(std::move(prompt.value().tokens));
-  return check_prompts(*generation, model.context);
+  return check_prompts(*generation, model);
 }
 
 }  // namespace ganglion::server

@@ -438,6 +438,98 @@ class ServerSlots(unittest.TestCase):
             self.assertEqual(server.complete(prompt[:20], max_tokens=12, cache_prompt=False).json()["choices"][0]["text"],
                              short)
 
+    def act(self, server, action, name=None, slot=0):
+        return server.post(f"/slots/{slot}?action={action}", {"filename": name} if name else {})
+
+    def test_saved_slots_answer_as_before_after_a_restart(self):
+        prompt = [i % 50 + 5 for i in range(150)]
+        for model in (MODEL, WINDOWED):
+            with tempfile.TemporaryDirectory() as folder:
+                args = ("--parallel", "2", "--slot-save-path", folder)
+                with Server(*args, model=model) as server:
+                    whole = server.complete(prompt, max_tokens=12, id_slot=1).json()
+                    saved = self.act(server, "save", "talk.kv", slot=1)
+                    self.assertEqual(saved.status, 200, saved.text)
+                    facts = saved.json()
+                    # The last token was chosen, not evaluated.
+                    self.assertEqual((facts["id_slot"], facts["filename"], facts["n_saved"]), (1, "talk.kv", 161))
+                    self.assertEqual(facts["n_written"], os.path.getsize(os.path.join(folder, "talk.kv")))
+                    self.assertGreater(facts["timings"]["save_ms"], 0)
+                with Server(*args, model=model) as server:
+                    restored = self.act(server, "restore", "talk.kv", slot=0).json()
+                    self.assertEqual((restored["n_restored"], restored["n_read"]), (161, facts["n_written"]))
+                    self.assertEqual(server.get("/slots").json()[0]["n_past"], 161)
+                    again = server.complete(prompt, max_tokens=12).json()
+                    self.assertEqual(again["choices"][0]["text"], whole["choices"][0]["text"])
+                    self.assertEqual(again["timings"]["cache_n"], 149)
+                    erased = self.act(server, "erase", slot=0)
+                    self.assertEqual(erased.json(), {"id_slot": 0, "n_erased": 161})
+                    self.assertEqual(server.complete(prompt, max_tokens=1).json()["timings"]["cache_n"], 0)
+
+    def test_saving_and_restoring_refuse_by_name(self):
+        with tempfile.TemporaryDirectory() as folder, Server("--slot-save-path", folder, "--slot-save-limit", "280K") as server:
+            def refused(answer, status, word):
+                self.assertEqual(answer.status, status, answer.text)
+                self.assertIn(word, answer.json()["error"]["message"])
+
+            refused(self.act(server, "save", "a"), 400, "0 positions")
+            server.complete(list(range(5, 135)), max_tokens=1)
+            for name in ("../a", "a/b", ".a", "", "a.part", "x" * 201, "a\n"):
+                refused(server.post("/slots/0?action=save", {"filename": name}), 400, "filename")
+            refused(server.post("/slots/0?action=save", {"filename": 5}), 400, "filename")
+            refused(self.act(server, "save", "a", slot=1), 400, "no slot 1")
+            refused(server.post("/slots/x?action=save", {"filename": "a"}), 400, "names no slot")
+            refused(self.act(server, "keep", "a"), 400, "action")
+            refused(self.act(server, "restore", "a"), 404, "a")
+            refused(server.complete("a", id_slot=7), 400, "no slot 7")
+            self.assertEqual(server.get("/slots/0").status, 405)
+            self.assertEqual(os.listdir(folder), [])
+            saved = self.act(server, "save", "a")
+            self.assertEqual(saved.status, 200, saved.text)
+            self.assertGreater(2 * saved.json()["n_written"], 280 * 1024)
+            refused(self.act(server, "save", "b"), 507, "--slot-save-limit")
+            self.assertEqual(self.act(server, "save", "a").status, 200)
+            self.assertEqual(os.listdir(folder), ["a"])
+            # A damaged file is refused; the server goes on.
+            path = os.path.join(folder, "a")
+            with open(path, "r+b") as file:
+                file.seek(os.path.getsize(path) // 2)
+                byte = file.read(1)
+                file.seek(-1, 1)
+                file.write(bytes([byte[0] ^ 1]))
+            refused(self.act(server, "restore", "a"), 400, "damaged")
+            with open(path, "wb") as file:
+                file.write(b"nonsense")
+            refused(self.act(server, "restore", "a"), 400, "a")
+            self.assertEqual(server.complete("the cat").json()["choices"][0]["text"], run_text("the cat"))
+
+    def test_without_a_folder_slots_are_not_saved(self):
+        with Server() as server:
+            self.assertEqual(self.act(server, "save", "a").status, 501)
+            self.assertEqual(server.request("POST", "/slots/0?action=erase").status, 200)
+        done = subprocess.run([PROGRAM, "serve", "-m", MODEL, "--slot-save-path", "/no/folder"], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("/no/folder", done.stderr)
+
+    def test_a_slot_in_use_is_saved_when_it_is_idle(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                Server("--slot-save-path", folder, "--parallel", "2", "-c", "4096") as server:
+            answers = []
+            body = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "id_slot": 0, "stream": True}
+            busy = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
+            busy.start()
+            until(lambda: server.get("/slots").json()[0]["is_processing"])
+            saving = threading.Thread(target=lambda: answers.append(self.act(server, "save", "a")))
+            saving.start()
+            # The other slot serves meanwhile, and later requests for this one come after the save.
+            later = server.complete("the dog", max_tokens=3).json()["choices"][0]["text"]
+            self.assertEqual(run_text("the dog")[:len(later)], later)
+            busy.join()
+            saving.join()
+            saved = next(answer for answer in answers if b"n_saved" in answer.body).json()
+            self.assertGreater(saved["n_saved"], 400)
+
     def test_the_queue_has_a_bound(self):
         with Server("--parallel", "1", "--queue", "1", "-c", "8192") as server:
             body = {"prompt": "the cat", "max_tokens": 300 if SANITIZED else 3000, "ignore_eos": True}
