@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -502,6 +503,21 @@ class ServerSlots(unittest.TestCase):
                 file.write(b"nonsense")
             refused(self.act(server, "restore", "a"), 400, "a")
             self.assertEqual(server.complete("the cat").json()["choices"][0]["text"], run_text("the cat"))
+
+    def test_a_full_disk_leaves_the_old_file_and_the_server(self):
+        with tempfile.TemporaryDirectory() as folder, Server("--slot-save-path", folder) as server:
+            server.complete(list(range(5, 135)), max_tokens=1)
+            size = self.act(server, "save", "a").json()["n_written"]
+            # A limit of the size of files stands for a disk that fills up.
+            for limit in (0, 1000, size // 2, size - 1):
+                resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, size))
+                answer = self.act(server, "save", "a")
+                self.assertEqual(answer.status, 500, answer.text)
+                self.assertIn("cannot write", answer.json()["error"]["message"])
+                self.assertEqual(os.listdir(folder), ["a"])
+            self.assertEqual(self.act(server, "restore", "a").json()["n_restored"], 130)
+            resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, size))
+            self.assertEqual(self.act(server, "save", "a").status, 200)
 
     def test_without_a_folder_slots_are_not_saved(self):
         with Server() as server:
