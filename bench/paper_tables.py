@@ -2,10 +2,12 @@
 """The tables of the PowerInfer-2 paper (arXiv 2406.06282) on a packed model with sparse activations, all in one run.
 
   bench/paper_tables.py PACK.gguf --source MODEL.gguf [--budget 2.6GB] [--out bench/results/NAME]
+  bench/paper_tables.py PACK.gguf --source MODEL.gguf --budget 7GB,10GB,13GB,16GB,19GB [--out bench/results/NAME]
 
 PACK is what `ganglion pack` made of MODEL; synthetic ones come from `synthesize`, and every figure then is one of a
 synthetic model. Measured: all in memory, under a memory cgroup of --budget (which counts page cache), what a token costs
 against what reading and computing alone cost, latency, prompts, batches, and one part of the sparse path after the other.
+With several budgets: speed against memory, for models that never fit whole.
 Our program is build/release/ganglion (or GANGLION); a peer's llama-bench is named by LLAMA_BENCH and skipped if that is
 not set. Needs root and a version 1 memory cgroup. Prints markdown; with --out also writes it with a plot (SVG).
 """
@@ -19,10 +21,12 @@ import subprocess
 import sys
 
 from beyond_memory import GANGLION, PEER, budget_list, gb, in_cgroup, machine, overlap, peer_command
-from svg_plot import bar_plot
+from svg_plot import bar_plot, line_plot
 
 # Tokens per second of the paper's phone, 7B with half of the FFN off memory: its Figure 7 and llama.cpp's there.
 PAPER_7B, PAPER_7B_PEER = 11.1, 0.4
+# Of TurboSparse-Mixtral-47B on that phone, by gigabytes of memory: its Figure 10.
+PAPER_47B = {7: 2.13, 10: 3.58, 13: 6.40, 16: 9.65, 19: 11.68}
 
 
 def bench(args, model, budget, *more):
@@ -112,11 +116,77 @@ def measure(args):
     out["prompt_source"] = bench(args, args.source, args.budget, *prompt)[0]["prompt_tokens_per_s"]
     out["batch_tight"].append(bench(args, args.pack, args.budget, *batch)[0])
     out["ablation"] = bench(args, args.pack, args.budget, "-n", str(args.tokens), "--ablation")[0]
-    plan = subprocess.run([GANGLION, "plan", "-m", args.pack, "--mem", args.enough, "-c", "512", "--json"],
-                          capture_output=True, text=True, check=True)
-    out["plan"] = json.loads(plan.stdout)
+    out["touched"] = touched_bytes(args, args.enough)
     print(file=sys.stderr)
     return out
+
+
+def touched_bytes(args, budget):
+    """Bytes of weights that a generated token of the pack touches."""
+    plan = subprocess.run([GANGLION, "plan", "-m", args.pack, "--mem", str(budget), "-c", "512", "--json"],
+                          capture_output=True, text=True, check=True)
+    return json.loads(plan.stdout)["sparse_bytes_per_token"]
+
+
+def measure_budgets(args):
+    """By budget: runs with the machine's facts around each, and the peer's rates; in rounds."""
+    found = {budget: {"facts": [], "runs": [], "peer": [], "touched": touched_bytes(args, budget)} for budget in args.budget}
+    for number in range(args.rounds):
+        for budget in args.budget:
+            before = machine(args.pack)
+            found[budget]["runs"].append(bench(args, args.pack, budget, "-p", "0", "-n", str(args.tokens)))
+            found[budget]["facts"].append(slower_disk(before, machine(args.pack)))
+            rate = peer(args, budget) if number < args.peer_rounds else None
+            if rate:
+                found[budget]["peer"].append(rate)
+    print(file=sys.stderr)
+    return found
+
+
+def budget_tables(args, found):
+    """Markdown of what measure_budgets() found; and by budget our median and the peer's (or None)."""
+    facts = found[args.budget[0]]["facts"][-1]
+    lines = [f"{os.path.basename(args.pack)} ({gb(os.path.getsize(args.pack))} GB) of {os.path.basename(args.source)} "
+             f"({gb(os.path.getsize(args.source))} GB); {facts['cpu']}, {args.threads} threads, kernels {facts['kernel_tables'][0]}; "
+             f"Linux {platform.release()}; {args.tokens} random tokens, context 512, medians of {args.rounds} rounds.", "",
+             "Bounds by what the machine reached just before or after each run, the slower of both: reads at the random rate of their "
+             "size; computing: bytes touched at the bandwidth of memory, and the processor time of reads.", "",
+             "| limit, GB | tokens/s | the paper's | reads a token | present | I/O alone, ms | computing alone, ms | a token, ms "
+             "| of the larger | of both at once | peer, mmap | ratio | peak, GB |", "|---" * 13 + "|"]
+    medians = []
+    for budget in args.budget:
+        of = found[budget]
+        shares, shares_at_once, ios, computes = [], [], [], []
+        for facts, (run, _) in zip(of["facts"], of["runs"]):
+            memory_ms = 1e3 * of["touched"] / max(s["bytes_per_s"] for s in facts["memory"])
+            reads = run["reads_per_token"]
+            io_ms, compute_ms, at_once_ms = bound(memory_ms, reads, run["io_bytes_per_token"] / max(reads, 1), facts, args.threads)
+            ms = 1e3 / run["decode_tokens_per_s"]
+            ios.append(io_ms)
+            computes.append(compute_ms)
+            shares.append(max(io_ms, compute_ms) / ms)
+            shares_at_once.append(at_once_ms / ms)
+        runs = [run for run, _ in of["runs"]]
+        rate, reads = median_rates(runs), statistics.median(run["reads_per_token"] for run in runs)
+        size = statistics.median(run["io_bytes_per_token"] for run in runs) / max(reads, 1)
+        other = statistics.median(of["peer"]) if of["peer"] else None
+        medians.append((budget, rate, other))
+        lines.append(f"| {gb(budget)} | {rate:.2f} | {PAPER_47B.get(round(budget / 1e9), '-')} | {reads:.0f} of {size / 1024:.1f} KiB | "
+                     f"{100 * statistics.median(run['cache_hit_rate'] for run in runs):.1f} % | {statistics.median(ios):.0f} | "
+                     f"{statistics.median(computes):.0f} | {1e3 / rate:.0f} | {100 * statistics.median(shares):.0f} % | "
+                     f"{100 * statistics.median(shares_at_once):.0f} % | {'-' if other is None else f'{other:.2f}'} | "
+                     f"{ratio(rate, other)} | {gb(max(peak for _, peak in of['runs']))} |")
+    return "\n".join(lines) + "\n", medians
+
+
+def write_budgets(args, text, medians):
+    with open(args.out + ".md", "w", encoding="utf-8") as file:
+        file.write(text)
+    series = [("ganglion", [(budget / 1e9, rate) for budget, rate, _ in medians]),
+              ("the paper's phone", [(gigabytes, rate) for gigabytes, rate in PAPER_47B.items()]),
+              ("peer, mmap", [(budget / 1e9, other) for budget, _, other in medians if other])]
+    with open(args.out + ".svg", "w", encoding="utf-8") as file:
+        file.write(line_plot(os.path.basename(args.pack), "memory limit, GB", "tokens/s", series))
 
 
 def tables(args, found):
@@ -127,7 +197,7 @@ def tables(args, found):
     batch_memory, batch_tight = median_rates(found["batch_memory"]), median_rates(found["batch_tight"])
     peer_memory = statistics.median(found["peer_memory"]) if found["peer_memory"] else None
     peer_tight = statistics.median(found["peer_tight"]) if found["peer_tight"] else None
-    touched = found["plan"]["sparse_bytes_per_token"]
+    touched = found["touched"]
     lines = [f"{os.path.basename(args.pack)} ({gb(os.path.getsize(args.pack))} GB) of {os.path.basename(args.source)} "
              f"({gb(os.path.getsize(args.source))} GB); {facts['cpu']}, {args.threads} threads, memory {gb(memory)} GB/s, "
              f"kernels {facts['kernel_tables'][0]}; Linux {platform.release()}; {args.tokens} random tokens, context 512, "
@@ -178,16 +248,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pack")
     parser.add_argument("--source", required=True, help="the model that was packed")
-    parser.add_argument("--budget", type=budget_list, default=[2600000000], help="of the tight runs")
+    parser.add_argument("--budget", type=budget_list, default=[2600000000], help="of the tight runs; several: speed against memory")
     parser.add_argument("--enough", default="auto", help="--mem of the runs in memory")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-tokens", type=int, default=8)
+    parser.add_argument("--peer-rounds", type=int, default=1, help="with several budgets, whose slow runs take minutes")
     parser.add_argument("--peer-args", default="", help="further arguments of the peer, in one string")
     parser.add_argument("--timeout", type=int, default=1800)
     parser.add_argument("--out", help="write OUT.md and OUT.svg")
     args = parser.parse_args()
+    if len(args.budget) > 1:
+        text, medians = budget_tables(args, measure_budgets(args))
+        print(text)
+        if args.out:
+            write_budgets(args, text, medians)
+        return
     args.budget = args.budget[0]
     found = measure(args)
     text = tables(args, found)

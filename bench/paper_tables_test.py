@@ -56,7 +56,7 @@ class Tables(unittest.TestCase):
                      "tight": [(run(5), 2.5e9), (run(4), 2.5e9)], "peer_memory": peers, "peer_tight": peers,
                      "prompt_pack": 19, "prompt_source": 20, "batch_memory": [{"decode_tokens_per_s": 25}],
                      "batch_tight": [{"decode_tokens_per_s": 9}],
-                     "plan": {"sparse_bytes_per_token": 1.2e9},
+                     "touched": 1.2e9,
                      "ablation": [{"parts": "streamed dense", "decode_tokens_per_s": 1, "io_wait_share": .5,
                                    "io_bytes_per_token": 1e9},
                                   {"parts": "+ bundles", "decode_tokens_per_s": 3, "io_wait_share": .4,
@@ -86,6 +86,26 @@ class Bars(unittest.TestCase):
         self.assertAlmostEqual(bars[1] / bars[0], 4, places=2)
         self.assertLessEqual(max(bars), svg_plot.WIDTH)
         self.assertIn("<two>", [text.text for text in root.findall(SVG + "text")])
+
+    def test_speed_against_memory(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pack = f"{folder}/p.gguf"
+            with open(pack, "wb") as file:
+                file.write(b"x" * 1000)
+            args = argparse.Namespace(pack=pack, source=pack, threads=2, tokens=8, rounds=2, budget=[7e9, 8e9], out=f"{folder}/out")
+            of = {"facts": [FACTS] * 2, "runs": [({**run(5), "cache_hit_rate": .9}, 6.9e9), ({**run(4), "cache_hit_rate": .8}, 6.8e9)],
+                  "peer": [.5], "touched": 1.6e9}
+            text, medians = paper_tables.budget_tables(args, {7e9: of, 8e9: {**of, "peer": []}})
+            rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+            self.assertEqual({len(row) for row in rows}, {13})
+            # 5,000 reads at 100,000 a second; 1.6 GB at 16 GB/s and 4 us of a processor per read on two threads.
+            self.assertEqual(rows[1], ["7.00", "4.50", "2.13", "5000 of 4.0 KiB", "85.0 %", "50", "110", "222", "50 %", "54 %", "0.50",
+                                       "9.0x", "6.90"])
+            self.assertEqual(rows[2][2], "-")
+            self.assertEqual(rows[2][10:12], ["-", "-"])
+            paper_tables.write_budgets(args, text, medians)
+            drawn = xml.etree.ElementTree.parse(args.out + ".svg")
+            self.assertEqual(drawn.getroot().tag, SVG + "svg")
 
 
 if __name__ == "__main__":
