@@ -28,6 +28,8 @@ struct PackOptions {
   /// Of the predictors, a multiple of 32; 0: none, all gates are computed. Not given: 192 in layers where
   /// that makes less to read and compute, 0 in the others.
   std::optional<uint32_t> rank;
+  /// "svd": fitted; "mlp": the one that the model carries; auto: by layer, whichever makes less to compute.
+  std::string predictor = "auto";
   double recall = 0.99;  ///< Share of the activation mass that predictors must find, at least.
   /// Mean KL divergence in nat from exact passes that sparse ones may have, measured on tokens held out: the
   /// recall is raised until they keep it, or half as much again as without predictors. 0: not measured.
@@ -53,6 +55,7 @@ struct PackReport {
   size_t tokens = 0;
   std::string down;
   std::vector<uint32_t> ranks;  ///< Of the layers.
+  size_t carried = 0;           ///< Layers whose predictor is the one that the model carries.
   // Sparse passes against exact ones:
   size_t judged_tokens = 0;     ///< 0: not measured.
   double divergence = 0;        ///< Mean KL divergence in nat.

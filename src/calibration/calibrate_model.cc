@@ -189,7 +189,7 @@ class Calibrator {
                                               "' is complete, predictors were not all judged");
         GANGLION_ASSIGN_OR_RETURN(
             const PackLayerReport fit,
-            calibration::judge_layer(source_->layers()[i], rank, options_.recall, *source_, samples));
+            calibration::judge_layer(source_->layers()[i], rank, false, options_.recall, *source_, samples));
         report->layers[i].ranks.push_back({rank, fit.recall, fit.mass_recall, fit.over_prediction});
       }
     }

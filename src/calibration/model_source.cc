@@ -79,7 +79,44 @@ Status ModelSource::choose_layers(const SourceOptions& options) {
                        .used = moe ? config_.moe.used_count : 1,
                        .dim = gate.cols});
   }
+  return find_carried_predictors();
+}
+
+// ffn_predictor_fc1 and fc2 as our converter names them, fc1 and fc2 as PowerInfer's does.
+Status ModelSource::find_carried_predictors() {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    FfnMatrices& ffn = layers_[i];
+    const std::string prefix = "blk." + std::to_string(i) + ".";
+    for (const char* name : {"ffn_predictor_fc", "fc"}) {
+      const TensorInfo* low = file_->find_tensor(prefix + name + "1.weight");
+      const TensorInfo* out = file_->find_tensor(prefix + name + "2.weight");
+      const TensorInfo* norm = file_->find_tensor(prefix + "ffn_norm.weight");
+      if (low == nullptr || out == nullptr || norm == nullptr || ffn.experts > 1) continue;
+      if (low->dims[0] != ffn.dim || low->elements() != ffn.dim * low->dims[1] ||
+          out->dims[0] != low->dims[1] || out->dims[1] != ffn.neurons ||
+          out->elements() != out->dims[0] * out->dims[1] || norm->elements() != ffn.dim) {
+        return Status(
+            Code::kModelFile,
+            base::format("the predictor '%s' %s, '%s' %s does not fit an FFN of %u neurons and width %u",
+                         low->name.c_str(), low->shape().c_str(), out->name.c_str(), out->shape().c_str(),
+                         ffn.neurons, ffn.dim));
+      }
+      ffn.mlp_low = low;
+      ffn.mlp_out = out;
+      ffn.norm = norm;
+      break;
+    }
+  }
   return base::ok_status();
+}
+
+Result<std::vector<float>> ModelSource::read_floats(const TensorInfo& tensor) const {
+  std::vector<uint8_t> bytes(tensor.bytes);
+  GANGLION_RETURN_IF_ERROR(
+      files_[tensor.shard].read_exact(tensor.offset, bytes).with_context("tensor '" + tensor.name + "'"));
+  std::vector<float> values(tensor.elements());
+  kernels_->dequantize[static_cast<size_t>(tensor.type)](bytes.data(), values.size(), values.data());
+  return values;
 }
 
 Status ModelSource::read_slice(const TensorInfo& tensor, uint32_t expert, std::vector<uint8_t>* out) const {

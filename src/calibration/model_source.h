@@ -27,6 +27,11 @@ struct FfnMatrices {
   uint32_t experts = 1;                      ///< E
   uint32_t used = 1;                         ///< Experts that a token is routed to.
   uint32_t dim = 0;                          ///< D
+  // A predictor that the model carries (TurboSparse, PowerInfer), or null: it reads the input before the
+  // norm.
+  const format::TensorInfo* mlp_low = nullptr;  ///< n rows of D
+  const format::TensorInfo* mlp_out = nullptr;  ///< [F] rows of n
+  const format::TensorInfo* norm = nullptr;     ///< [D], of the FFN's input
 };
 
 struct SourceOptions {
@@ -55,6 +60,9 @@ class ModelSource {
   /// All bytes of an expert's matrix, which leave the page cache again. Errors: kIo, kModelFile.
   base::Status read_slice(const format::TensorInfo& tensor, uint32_t expert, std::vector<uint8_t>* out) const;
 
+  /// A whole tensor as floats. Errors: kIo, kModelFile.
+  base::Result<std::vector<float>> read_floats(const format::TensorInfo& tensor) const;
+
   /// format::model_fingerprint() of it. Errors: kIo, kModelFile.
   base::Result<std::string> fingerprint() const { return format::model_fingerprint(*file_, files_); }
 
@@ -62,6 +70,7 @@ class ModelSource {
   ModelSource() = default;
   base::Status read_header(const SourceOptions& options);
   base::Status choose_layers(const SourceOptions& options);
+  base::Status find_carried_predictors();
 
   std::unique_ptr<format::GgufModel> file_;
   model_config::ModelConfig config_;

@@ -52,6 +52,8 @@ class LayerWriter {
         collect(unpredicted(e), e, data);
         continue;
       }
+      std::vector<float> mlp_low, mlp_out;
+      if (layer_.carried) GANGLION_RETURN_IF_ERROR(read_carried(&mlp_low, &mlp_out));
       std::vector<float> inputs;
       if (ffn_.experts > 1) inputs = inputs_of_expert(samples_, ffn_, e);
       Predictor p = fit_predictor({.kernels = &source_.kernels(),
@@ -67,6 +69,8 @@ class LayerWriter {
                                    .inputs = ffn_.experts > 1 ? inputs : samples_.inputs,
                                    .down_norm = down_norm_,
                                    .rank = layer_.rank,
+                                   .mlp_low = mlp_low,
+                                   .mlp_out = mlp_out,
                                    .recall = options_.recall});
       collect(p, e, data);
     }
@@ -126,6 +130,20 @@ class LayerWriter {
     return base::ok_status();
   }
 
+  // The carried predictor, made to read the input after the norm. That is the input before it, times the
+  // norm's weights, over a length that is above 0 and so changes all scores alike.
+  Status read_carried(std::vector<float>* low, std::vector<float>* out) const {
+    GANGLION_ASSIGN_OR_RETURN(*low, source_.read_floats(*ffn_.mlp_low));
+    GANGLION_ASSIGN_OR_RETURN(*out, source_.read_floats(*ffn_.mlp_out));
+    GANGLION_ASSIGN_OR_RETURN(const std::vector<float> norm, source_.read_floats(*ffn_.norm));
+    constexpr float kLeast = 1e-6F;  // What a smaller weight takes away is lost.
+    for (size_t i = 0; i < low->size(); ++i) {
+      const float weight = norm[i % ffn_.dim];
+      (*low)[i] = std::fabs(weight) < kLeast ? 0 : (*low)[i] / weight;
+    }
+    return base::ok_status();
+  }
+
   // down_rows_ [F] and down_norm_ [F] from the rows [D] of F.
   void transpose_down(std::span<const uint8_t> down) {
     const size_t row_bytes = base::row_bytes(ffn_.down->type, ffn_.neurons);
@@ -165,7 +183,7 @@ class LayerWriter {
     for (const float f : frequency) all += static_cast<double>(f);
     Predictor p;
     p.sigma.assign(ffn_.neurons, 0);
-    p.value = p.sigma;
+    p.value = p.offset = p.sigma;
     p.active = all / ffn_.neurons * ffn_.experts / ffn_.used;
     p.top_30 = top_30_share(frequency);
     return p;
@@ -217,6 +235,7 @@ std::span<const uint8_t> bytes_of(const std::vector<T>& values) {
 
 void LayerThresholds::add_expert(const Predictor& predictor, std::span<const int32_t> order) {
   for (const int32_t neuron : order) {
+    offset_.push_back(predictor.offset[static_cast<size_t>(neuron)]);
     sigma_.push_back(predictor.sigma[static_cast<size_t>(neuron)]);
     value_.push_back(predictor.value[static_cast<size_t>(neuron)]);
   }
@@ -233,7 +252,8 @@ std::vector<float> LayerThresholds::at(size_t level, float gate_threshold) const
   const size_t neurons = sigma_.size() / experts_.size();
   for (size_t i = 0; i < thresholds.size(); ++i)
     thresholds[i] =
-        threshold_for(sigma_[i], value_[i], experts_[i / neurons].levels[level].worth, gate_threshold);
+        threshold_for(sigma_[i], value_[i], experts_[i / neurons].levels[level].worth, gate_threshold) -
+        offset_[i];
   return thresholds;
 }
 
@@ -316,10 +336,15 @@ Result<LayerThresholds> write_layer(const PackedLayer& layer, const ModelSource&
   return std::move(data.thresholds);
 }
 
-Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, double recall,
+uint32_t carried_rank(const FfnMatrices& ffn) {
+  return static_cast<uint32_t>(base::round_up(ffn.mlp_low->dims[1], 32));
+}
+
+Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, bool carried, double recall,
                                     const ModelSource& source, const LayerSamples& samples) {
   const FitOptions options = {.down_type = DownType::kF16, .recall = recall};
-  const PackedLayer layer = lay_out_bundles(ffn, options.down_type, rank);
+  PackedLayer layer = lay_out_bundles(ffn, options.down_type, rank);
+  layer.carried = carried;
   const std::vector<float> frequency(size_t{ffn.experts} * ffn.neurons, 0);
   LayerWriter work(layer, source, options, samples, frequency);
   LayerData data;
@@ -333,10 +358,13 @@ uint64_t fitting_bytes(const PackedLayer& layer, const ModelSource& source, size
   const uint64_t slices = (f.gate->bytes + f.up->bytes + f.down->bytes) / f.experts;
   const uint64_t inputs = (f.experts > 1 ? 2 : 1) * samples * f.dim * sizeof(float);
   const uint64_t activations = up * samples * f.dim * (f.gate->type <= TensorType::kF16 ? 4 : 2);
-  const uint64_t fitted = predictor_fit_bytes(f.neurons, f.dim, layer.rank, samples) * up;
-  const uint64_t kept =
-      uint64_t{f.experts} * (layer.rank * 5 / 4 * (uint64_t{f.neurons} + f.dim) + 28 * f.neurons);
-  return slices + uint64_t{f.neurons} * layer.down_bytes + inputs + activations + fitted + kept;
+  const uint32_t carried = f.mlp_low != nullptr ? carried_rank(f) : 0;
+  const uint32_t rank = std::max(layer.rank, carried);
+  const uint64_t fitted = predictor_fit_bytes(f.neurons, f.dim, rank, samples) * up;
+  const uint64_t kept = uint64_t{f.experts} * (rank * 5 / 4 * (uint64_t{f.neurons} + f.dim) + 28 * f.neurons);
+  const uint64_t carried_factors = 2 * carried * (uint64_t{f.neurons} + f.dim) * sizeof(float);
+  return carried_factors + slices + uint64_t{f.neurons} * layer.down_bytes + inputs + activations + fitted +
+         kept;
 }
 
 }  // namespace ganglion::calibration

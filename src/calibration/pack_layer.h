@@ -17,6 +17,7 @@ namespace ganglion::calibration {
 struct PackedLayer {
   FfnMatrices ffn;
   uint32_t rank = 0;
+  bool carried = false;     ///< The predictor is the one that the model carries.
   bool sparsified = false;  ///< Gates are open by the size of their SiLU.
   uint32_t gate_bytes = 0;
   uint32_t up_bytes = 0;
@@ -61,8 +62,8 @@ class LayerThresholds {
   PackLayerReport report(size_t level) const;
 
  private:
-  std::vector<float> sigma_, value_;  // [E][F]
-  std::vector<Predictor> experts_;    // Without their factors.
+  std::vector<float> offset_, sigma_, value_;  // [E][F]
+  std::vector<Predictor> experts_;             // Without their factors.
 };
 
 /// Fits and writes everything that declare_layer() declared, with the thresholds of level 0.
@@ -71,8 +72,11 @@ base::Result<LayerThresholds> write_layer(const PackedLayer& layer, const ModelS
                                           const FitOptions& options, const CalibratedLayer& calibrated,
                                           format::GgufWriter* writer);
 
+/// Rank of a layer with the predictor that the model carries.
+uint32_t carried_rank(const FfnMatrices& ffn);
+
 /// Fits the predictors of a layer for what they find alone. Errors: kIo, kModelFile.
-base::Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, double recall,
+base::Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, bool carried, double recall,
                                           const ModelSource& source, const LayerSamples& samples);
 
 /// Memory that write_layer() takes at most, estimated from the buffers' sizes.

@@ -126,9 +126,53 @@ class Packer {
     return bits >= 16 ? "f16" : bits >= 7 ? "q8" : "q6";
   }
 
+  static double predictor_bytes(const FfnMatrices& ffn, uint32_t rank) {
+    return static_cast<double>(rank * (base::row_bytes(TensorType::kQ8_0, ffn.dim) +
+                                       base::row_bytes(TensorType::kQ4_0, ffn.neurons)));
+  }
+
+  // Whether the predictor that the model carries is to be used, by what a token touches of it and of gates.
+  Result<bool> prefers_carried(size_t i) const {
+    const FfnMatrices& ffn = layers_[i].ffn;
+    if (options_.predictor != "auto") return options_.predictor == "mlp";
+    if (ffn.mlp_low == nullptr || options_.rank.has_value()) return false;
+    GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, true));
+    double touched[2];
+    for (const bool carried : {false, true}) {
+      const uint32_t rank = carried ? calibration::carried_rank(ffn) : kUsualRank;
+      GANGLION_ASSIGN_OR_RETURN(
+          const PackLayerReport report,
+          calibration::judge_layer(ffn, rank, carried, options_.recall, *source_, learnt.samples));
+      touched[carried ? 1 : 0] = predictor_bytes(ffn, rank) + report.over_prediction * report.active *
+                                                                  ffn.neurons *
+                                                                  static_cast<double>(layers_[i].gate_bytes);
+    }
+    return touched[1] < touched[0];
+  }
+
+  Status choose_carried() {
+    if (options_.predictor != "auto" && options_.predictor != "svd" && options_.predictor != "mlp")
+      return Status(Code::kInvalidArgument,
+                    "'" + options_.predictor + "' is no kind of predictor - use auto, svd or mlp");
+    for (size_t i = 0; i < layers_.size() && !sparsifies(); ++i) {
+      GANGLION_ASSIGN_OR_RETURN(const bool carried, prefers_carried(i));
+      if (!carried) continue;
+      const FfnMatrices& ffn = layers_[i].ffn;
+      if (ffn.mlp_low == nullptr)
+        return Status(Code::kInvalidArgument,
+                      base::format("layer %zu carries no predictor - leave out --predictor mlp", i));
+      const uint32_t rank = calibration::carried_rank(ffn);
+      GANGLION_RETURN_IF_ERROR(calibration::check_rank(rank));
+      layers_[i] = calibration::lay_out_bundles(ffn, fit_.down_type, rank);
+      layers_[i].carried = true;
+    }
+    return ok_status();
+  }
+
   // No predictor where computing all gates is hardly dearer: bundles then do without them.
   Status choose_ranks() {
-    if (options_.rank.has_value() || sparsifies()) return ok_status();
+    GANGLION_RETURN_IF_ERROR(choose_carried());
+    if (options_.rank.has_value() || sparsifies() || options_.predictor == "mlp") return ok_status();
     for (size_t i = 0; i < layers_.size(); ++i) {
       GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, false));
       PackedLayer& layer = layers_[i];
@@ -136,9 +180,7 @@ class Packer {
       for (const float f : learnt.frequency) active += static_cast<double>(f);
       active /= static_cast<double>(uint64_t{layer.ffn.neurons} * layer.ffn.used);
       const double gates = static_cast<double>(uint64_t{layer.ffn.neurons} * layer.gate_bytes);
-      const double predictor =
-          static_cast<double>(kUsualRank * (base::row_bytes(TensorType::kQ8_0, layer.ffn.dim) +
-                                            base::row_bytes(TensorType::kQ4_0, layer.ffn.neurons)));
+      const double predictor = predictor_bytes(layer.ffn, layer.rank);
       const double share = std::min(1.0, kUsualOverPrediction * active);
       if (predictor + share * gates > (1 - kLeastSaving) * gates)
         layer = calibration::lay_out_bundles(layer.ffn, fit_.down_type, 0);
@@ -257,17 +299,19 @@ class Packer {
       writer->add_float(kDivergenceKey, 0);
       writer->add_float(kSameTopKey, 0);
     }
-    std::vector<int32_t> gate, up, stride, rank;
+    std::vector<int32_t> gate, up, stride, rank, carried;
     for (const PackedLayer& layer : layers_) {
       gate.push_back(static_cast<int32_t>(layer.ffn.gate->type));
       up.push_back(static_cast<int32_t>(layer.ffn.up->type));
       stride.push_back(static_cast<int32_t>(layer.stride));
       rank.push_back(static_cast<int32_t>(layer.rank));
+      carried.push_back(layer.carried ? 1 : 0);
     }
     writer->add_ints("ganglion.pack.gate_type", gate);
     writer->add_ints("ganglion.pack.up_type", up);
     writer->add_ints("ganglion.pack.stride", stride);
     writer->add_ints("ganglion.pack.rank", rank);
+    writer->add_ints("ganglion.pack.rectified", carried);
   }
 
   // Tensors that go into the pack as they are, in the order of the source.
@@ -275,7 +319,8 @@ class Packer {
     std::vector<const TensorInfo*> kept;
     for (const TensorInfo& tensor : source_->file().tensors()) {
       const bool bundled = std::any_of(layers_.begin(), layers_.end(), [&](const PackedLayer& layer) {
-        return layer.ffn.gate == &tensor || layer.ffn.up == &tensor;
+        return layer.ffn.gate == &tensor || layer.ffn.up == &tensor || layer.ffn.mlp_low == &tensor ||
+               layer.ffn.mlp_out == &tensor;
       });
       if (!bundled) kept.push_back(&tensor);
     }
@@ -323,11 +368,10 @@ class Packer {
                                 calibration::write_layer(layers_[i], *source_, fit_, learnt, &writer));
       thresholds_.push_back(std::move(thresholds));
       report.ranks.push_back(layers_[i].rank);
+      report.carried += layers_[i].carried ? 1 : 0;
       const PackedLayer& l = layers_[i];
       if (l.rank > 0) {
-        report.predictor_bytes +=
-            l.ffn.experts * (l.rank * base::row_bytes(TensorType::kQ8_0, l.ffn.dim) +
-                             l.rank * base::row_bytes(TensorType::kQ4_0, l.ffn.neurons));
+        report.predictor_bytes += l.ffn.experts * static_cast<uint64_t>(predictor_bytes(l.ffn, l.rank));
       }
     }
     report.bytes = writer.data_bytes();

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "format/gguf.h"
+#include "format/gguf_writer.h"
 #include "ganglion/engine.h"
 #include "ganglion/pack.h"
 
@@ -254,6 +255,116 @@ TEST(PackModel, PredictorsFindTheMassThatWasAskedFor) {
     EXPECT_NEAR(layer.active, 0.5, 0.05);
     EXPECT_LT(layer.over_prediction, 1.9) << "everything is predicted";
   }
+}
+
+std::vector<float> floats_of(const format::GgufModel& model, const std::string& name) {
+  const format::TensorInfo& tensor = *model.find_tensor(name);
+  EXPECT_EQ(tensor.type, base::TensorType::kF32);
+  std::vector<float> values(tensor.elements());
+  std::ifstream in(model.shards()[0].path, std::ios::binary);
+  in.seekg(static_cast<std::streamoff>(tensor.offset));
+  in.read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(tensor.bytes));
+  return values;
+}
+
+// The model with a predictor in each layer, as TurboSparse has them, that knows the gates exactly: hidden
+// units are gates and negated gates of the input before the norm, out = 7 (unit - negated unit). `extra` rows
+// of fc2 too many make its shape wrong.
+void write_with_predictors(const std::string& model, const std::string& path, size_t extra = 0) {
+  const format::GgufModel source = format::GgufModel::open(model).take();
+  format::GgufWriter writer(path);
+  for (const auto& [key, value] : source.metadata().values()) {
+    if (key != "general.alignment") writer.add_value(key, value);
+  }
+  for (const format::TensorInfo& t : source.tensors())
+    writer.add_tensor(t.name, t.type, {t.dims, t.dims + t.dim_count});
+  std::vector<std::vector<float>> factors;
+  for (size_t layer = 0;; ++layer) {
+    const std::string p = "blk." + std::to_string(layer) + ".";
+    const format::TensorInfo* gate = source.find_tensor(p + "ffn_gate.weight");
+    if (gate == nullptr) break;
+    const std::vector<float> gates = floats_of(source, gate->name);
+    const std::vector<float> norm = floats_of(source, p + "ffn_norm.weight");
+    const size_t dim = gate->dims[0];
+    const size_t neurons = gate->dims[1];
+    std::vector<float> low(2 * neurons * dim);
+    std::vector<float> out((neurons + extra) * 2 * neurons, 0);
+    for (size_t f = 0; f < neurons; ++f) {
+      for (size_t d = 0; d < dim; ++d) {
+        low[f * dim + d] = gates[f * dim + d] * norm[d];
+        low[(neurons + f) * dim + d] = -low[f * dim + d];
+      }
+      out[f * 2 * neurons + f] = 7;
+      out[f * 2 * neurons + neurons + f] = -7;
+    }
+    writer.add_tensor(p + "ffn_predictor_fc1.weight", base::TensorType::kF32, {dim, 2 * neurons});
+    writer.add_tensor(p + "ffn_predictor_fc2.weight", base::TensorType::kF32, {2 * neurons, neurons + extra});
+    factors.push_back(std::move(low));
+    factors.push_back(std::move(out));
+  }
+  ASSERT_TRUE(writer.begin_data().ok());
+  std::ifstream in(source.shards()[0].path, std::ios::binary);
+  for (const format::TensorInfo& t : source.tensors()) {
+    std::vector<uint8_t> bytes(t.bytes);
+    in.seekg(static_cast<std::streamoff>(t.offset));
+    in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    ASSERT_TRUE(writer.write(bytes).ok());
+  }
+  for (const std::vector<float>& values : factors)
+    ASSERT_TRUE(
+        writer.write({reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)}).ok());
+  ASSERT_TRUE(writer.finish().ok());
+}
+
+TEST(PackModel, PredictorsThatTheModelCarriesAreUsedWhereTheyCostLess) {
+  const Folder folder;
+  const std::string model = folder.file("carries.gguf");
+  write_with_predictors(fixture("llama-fatrelu-f32"), model);
+  PackOptions options;
+  options.model_path = model;
+  options.output_path = folder.file("m.gguf");
+  options.memory = "2G";
+  options.tokens = 700;
+  options.random_tokens = true;
+  options.predictor = "mlp";
+  const Result<PackReport> carried = pack_model(options, nullptr, nullptr);
+  ASSERT_TRUE(carried.ok()) << carried.status().message();
+  EXPECT_EQ(carried.value().carried, carried.value().layers.size());
+  for (const PackLayerReport& layer : carried.value().layers) {
+    EXPECT_GE(layer.mass_recall, 0.99);
+    EXPECT_LT(layer.over_prediction, 1.1);
+  }
+  // No other tensors than the pack's own: their factors are in it already.
+  EXPECT_EQ(format::GgufModel::open(options.output_path).take().find_tensor("blk.0.ffn_predictor_fc1.weight"),
+            nullptr);
+  const std::vector<float> all = logits_of(options.output_path, {});
+  expect_same_bits(all, logits_of(options.output_path, {.memory = "min", .generated_at_once = 5}),
+                   "five rows at once");
+  expect_same_bits(logits_of(model, {}), logits_of(options.output_path, {.exact = true}), "exact");
+  // This one has a rank of twice the neurons, which costs more than computing all gates.
+  options.predictor = "auto";
+  const Result<PackReport> judged = pack_model(options, nullptr, nullptr);
+  ASSERT_TRUE(judged.ok()) << judged.status().message();
+  EXPECT_EQ(judged.value().carried, 0U);
+}
+
+TEST(PackModel, CarriedPredictorsAreRefusedWhereTheyAreWrongOrMissing) {
+  const Folder folder;
+  write_with_predictors(fixture("llama-fatrelu-f32"), folder.file("wrong.gguf"), 1);
+  PackOptions options;
+  options.output_path = folder.file("m.gguf");
+  options.tokens = 100;
+  options.random_tokens = true;
+  const auto refusal = [&](const std::string& model, const std::string& predictor) {
+    options.model_path = model;
+    options.predictor = predictor;
+    const Result<PackReport> report = pack_model(options, nullptr, nullptr);
+    EXPECT_FALSE(report.ok());
+    return report.status().message();
+  };
+  EXPECT_NE(refusal(folder.file("wrong.gguf"), "svd").find("ffn_predictor_fc2"), std::string::npos);
+  EXPECT_NE(refusal(fixture("llama-relu-q4_0"), "mlp").find("carries no predictor"), std::string::npos);
+  EXPECT_NE(refusal(fixture("llama-relu-q4_0"), "guess").find("no kind of predictor"), std::string::npos);
 }
 
 TEST(PackModel, KeepsTheVocabularyWhenItCalibratesOnText) {

@@ -43,6 +43,7 @@ class Fitter {
 
   Predictor run() {
     result_.frequency.assign(in_.neurons, 0);
+    result_.offset.assign(in_.neurons, 0);
     result_.sigma.assign(in_.neurons, 0);
     result_.value.assign(in_.neurons, 0);
     if (in_.rank > 0) {
@@ -54,13 +55,31 @@ class Fitter {
       count_only();
       return result_;
     }
-    Rows directions = token_directions();
-    factorise(directions);
+    if (in_.mlp_low.empty()) {
+      factorise(token_directions());
+    } else {
+      take_mlp();
+    }
     judge_worths();
     return result_;
   }
 
  private:
+  // Gate (and up) of a block of neurons for all tokens; fired(t, r) says whether a neuron fires.
+  struct Block {
+    Block(size_t tokens, size_t rows, const FitInput& in)
+        : gate(tokens, rows),
+          up(in.rectified_up ? tokens : 0, rows),
+          rectified_up(in.rectified_up),
+          threshold(in.threshold) {}
+    bool fired(size_t t, size_t r) const { return gate[t][r] > threshold && (!rectified_up || up[t][r] > 0); }
+    float value(size_t t, size_t r) const { return rectified_up ? gate[t][r] * up[t][r] : gate[t][r]; }
+    Rows gate;
+    Rows up;
+    bool rectified_up;
+    float threshold;
+  };
+
   // out [x rows][weights rows]
   void multiply(const Rows& weights, const Rows& x, Rows* out) const {
     calibration::multiply(*in_.kernels, *in_.threads, TensorType::kF32,
@@ -184,22 +203,98 @@ class Fitter {
     project_gate(out, &low);
     solve(moment, &low);
     // Both factors get the square root of a component's size, so that few bits serve both.
-    const size_t low_bytes = base::row_bytes(TensorType::kQ8_0, in_.dim);
     std::vector<float> balance(rank, 0);
     for (size_t k = 0; k < rank; ++k) {
       const float size = std::sqrt(std::max(moment[k][k], 0.0F));
       balance[k] = size > 0 ? 1 / std::sqrt(size) : 0;
       for (size_t d = 0; d < in_.dim; ++d) low[k][d] *= std::sqrt(size);
-      kernels::quantize_down_row(kernels::DownType::kQ8, low[k], in_.dim, result_.low.data() + k * low_bytes);
+      keep_low(k, low[k]);
     }
-    // Blocks of the file hold neurons in another order, but round about as well.
-    std::vector<uint8_t> row(kernels::down_row_bytes(kPredictorType, in_.neurons));
     for (size_t k = 0; k < rank; ++k) {
       float* to = &result_.out[k * in_.neurons];
       for (size_t f = 0; f < in_.neurons; ++f) to[f] = out[k][f] * balance[k];
+    }
+    round_out();
+  }
+
+  void keep_low(size_t k, const float* row) {
+    kernels::quantize_down_row(kernels::DownType::kQ8, row, in_.dim,
+                               result_.low.data() + k * base::row_bytes(TensorType::kQ8_0, in_.dim));
+  }
+
+  // Blocks of the file hold neurons in another order, but round about as well.
+  void round_out() {
+    std::vector<uint8_t> row(kernels::down_row_bytes(kPredictorType, in_.neurons));
+    for (size_t k = 0; k < in_.rank; ++k) {
+      float* to = &result_.out[k * in_.neurons];
       kernels::quantize_down_row(kPredictorType, to, in_.neurons, row.data());
       in_.kernels->dequantize[static_cast<size_t>(TensorType::kQ4_0)](row.data(), in_.neurons, to);
     }
+  }
+
+  // The carried predictor's factors, each neuron's scores scaled to its gate by least squares over the
+  // tokens.
+  void take_mlp() {
+    const size_t width = in_.mlp_low.size() / in_.dim;
+    for (size_t k = 0; k < width; ++k) {
+      keep_low(k, in_.mlp_low.data() + k * in_.dim);
+      for (size_t f = 0; f < in_.neurons; ++f) result_.out[k * in_.neurons + f] = in_.mlp_out[f * width + k];
+    }
+    const Rows low = low_products();
+    for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
+      const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
+      Block block(tokens_, rows, in_);
+      fill(first, rows, &block);
+      const Rows scores = scores_of(low, first, rows);
+      for (size_t r = 0; r < rows; ++r) {
+        const float scale = slope(block, scores, r);
+        for (size_t k = 0; k < width; ++k) result_.out[k * in_.neurons + first + r] *= scale;
+      }
+    }
+    round_out();
+  }
+
+  // Of the line through (score, gate) that misses gates least.
+  float slope(const Block& block, const Rows& scores, size_t r) const {
+    double score = 0, gate = 0, square = 0, product = 0;
+    for (size_t t = 0; t < tokens_; ++t) {
+      const auto s = static_cast<double>(scores[t][r]);
+      const auto g = static_cast<double>(block.gate[t][r]);
+      score += s;
+      gate += g;
+      square += s * s;
+      product += s * g;
+    }
+    const auto n = static_cast<double>(tokens_);
+    const double spread = square - score * score / n;
+    return spread > 1e-12 * square ? static_cast<float>((product - score * gate / n) / spread) : 0;
+  }
+
+  // [tokens][rank]: what the first factor makes of the inputs.
+  Rows low_products() const {
+    Rows low(tokens_, in_.rank);
+    const Activations x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, in_.dim, in_.inputs.data(),
+                        in_.dim);
+    calibration::multiply(
+        *in_.kernels, *in_.threads,
+        {.type = TensorType::kQ8_0, .data = result_.low.data(), .rows = in_.rank, .n = in_.dim}, x, tokens_,
+        &low);
+    if (in_.mlp_low.empty()) return low;
+    for (size_t t = 0; t < tokens_; ++t) {
+      for (size_t k = 0; k < in_.rank; ++k) low[t][k] = std::max(low[t][k], 0.0F);
+    }
+    return low;
+  }
+
+  // [tokens][rows]: scores of neurons [first, first + rows).
+  Rows scores_of(const Rows& low, size_t first, size_t rows) const {
+    Rows out(rows, in_.rank);
+    for (size_t k = 0; k < in_.rank; ++k) {
+      for (size_t r = 0; r < rows; ++r) out[r][k] = result_.out[k * in_.neurons + first + r];
+    }
+    Rows scores(tokens_, rows);
+    multiply(out, low, &scores);
+    return scores;
   }
 
   // low [rank][D] = out^T gate, block by block of neurons.
@@ -261,20 +356,6 @@ class Fitter {
     });
   }
 
-  // Gate (and up) of a block of neurons for all tokens; fired(t, r) says whether a neuron fires.
-  struct Block {
-    Block(size_t tokens, size_t rows, const FitInput& in)
-        : gate(tokens, rows),
-          up(in.rectified_up ? tokens : 0, rows),
-          rectified_up(in.rectified_up),
-          threshold(in.threshold) {}
-    bool fired(size_t t, size_t r) const { return gate[t][r] > threshold && (!rectified_up || up[t][r] > 0); }
-    float value(size_t t, size_t r) const { return rectified_up ? gate[t][r] * up[t][r] : gate[t][r]; }
-    Rows gate;
-    Rows up;
-    bool rectified_up;
-    float threshold;
-  };
   void fill(size_t first, size_t rows, Block* block) {
     pre_activations(false, first, rows, 1, tokens_, &block->gate);
     if (in_.rectified_up) pre_activations(true, first, rows, 1, tokens_, &block->up);
@@ -311,31 +392,21 @@ class Fitter {
 
   void judge_worths() {
     const std::vector<double> prices = read_prices();
-    const size_t rank = in_.rank;
-    Rows low(tokens_, rank);
-    const Activations x(*in_.kernels, *in_.threads, TensorType::kQ8_0, tokens_, in_.dim, in_.inputs.data(),
-                        in_.dim);
-    calibration::multiply(*in_.kernels, *in_.threads,
-                          {.type = TensorType::kQ8_0, .data = result_.low.data(), .rows = rank, .n = in_.dim},
-                          x, tokens_, &low);
+    const Rows low = low_products();
     std::vector<Tally> tallies(kWorths + 1);  // The last one: not predicted at any worth.
     for (size_t first = 0; first < in_.neurons; first += kNeuronBlock) {
       const size_t rows = std::min(kNeuronBlock, in_.neurons - first);
       Block block(tokens_, rows, in_);
       fill(first, rows, &block);
       const std::vector<double> up_squares = mean_up_squares(first, rows, block);
-      Rows out(rows, rank);
-      for (size_t k = 0; k < rank; ++k) {
-        for (size_t r = 0; r < rows; ++r) out[r][k] = result_.out[k * in_.neurons + first + r];
-      }
-      Rows scores(tokens_, rows);
-      multiply(out, low, &scores);
+      Rows scores = scores_of(low, first, rows);
       std::mutex mutex;
       in_.threads->parallel_for(rows, 8, [&](size_t begin, size_t end, int) {
         std::vector<Tally> mine(kWorths + 1);
         for (size_t r = begin; r < end; ++r) {
           const size_t f = first + r;
           const auto norm = static_cast<double>(in_.down_norm[f]);
+          if (!in_.mlp_low.empty()) result_.offset[f] = centre(block, &scores, r);
           result_.sigma[f] = deviation(block, scores, r);
           result_.value[f] = static_cast<float>(norm * norm * up_squares[r] / prices[f]);
           tally(block, scores, f, r, mine.data());
@@ -401,6 +472,15 @@ class Fitter {
       }
     }
     return squares;
+  }
+
+  // Adds what scores miss of gates on the mean.
+  float centre(const Block& block, Rows* scores, size_t r) const {
+    double miss = 0;
+    for (size_t t = 0; t < tokens_; ++t) miss += static_cast<double>(block.gate[t][r] - (*scores)[t][r]);
+    const auto offset = static_cast<float>(miss / static_cast<double>(tokens_));
+    for (size_t t = 0; t < tokens_; ++t) (*scores)[t][r] += offset;
+    return offset;
   }
 
   float deviation(const Block& block, const Rows& scores, size_t r) const {

@@ -5,6 +5,9 @@
 // it for ReLU models), found by subspace iteration on the tokens' Gram matrix. Thresholds: a gate is taken to
 // be normal around its score; a neuron is predicted where the square that it is expected to add to the output
 // is worth the price of predicting it. So neurons that never fired in the sample have thresholds too.
+//
+// A predictor that the model was trained with (a small MLP, as TurboSparse has them) serves in its place:
+// each neuron's scores are scaled to fit its gate best, and judged alike.
 #pragma once
 
 #include <span>
@@ -31,6 +34,9 @@ struct FitInput {
   std::span<const float> inputs;     ///< [tokens][D]
   std::span<const float> down_norm;  ///< [F] of each neuron's down row.
   uint32_t rank = 0;
+  /// A predictor that the model carries, or empty: scores are `mlp_out` [F][n] times the rectified product of
+  /// `mlp_low` [n][D] and the input, n at most the rank.
+  std::span<const float> mlp_low, mlp_out;
   double recall = 0.99;  ///< Of level 0.
 };
 
@@ -47,7 +53,8 @@ struct Predictor {
   };
   std::vector<uint8_t> low;      ///< [rank] Q8_0 rows of D.
   std::vector<float> out;        ///< [rank][F], nearly as kPredictorType will hold it.
-  std::vector<float> sigma;      ///< [F]: deviation of gates from scores.
+  std::vector<float> offset;     ///< [F]: gates are scores and this, on the mean.
+  std::vector<float> sigma;      ///< [F]: deviation of gates from that.
   std::vector<float> value;      ///< [F]: mean square that a gate of 1 adds to the output, over its price.
   std::vector<float> frequency;  ///< [F]: share of the sample tokens for which it fires.
   Level levels[kRecallLevels];
@@ -57,7 +64,7 @@ struct Predictor {
 /// Share of all activations that the most frequent 30 % of the neurons have.
 double top_30_share(std::span<const float> frequency);
 
-/// The score above which a neuron is predicted.
+/// The expected gate, score and offset, above which a neuron is predicted.
 float threshold_for(float sigma, float value, double worth, float gate_threshold);
 
 /// Memory that fit_predictor() takes beside its input, nearly.

@@ -28,6 +28,7 @@ std::string report_json(const PackOptions& options, const PackReport& report) {
                       {"predictor_bytes", report.predictor_bytes},
                       {"calibration_tokens", report.tokens},
                       {"ranks", report.ranks},
+                      {"carried_predictors", report.carried},
                       {"down", report.down},
                       {"layers", ordered_json::array()}};
   if (report.left_out > 0) out["left_out"] = report.left_out;
@@ -84,6 +85,8 @@ std::string report_text(const PackOptions& options, const PackReport& report) {
         rank, predicted, report.ranks.size(), bytes_text(static_cast<double>(report.predictor_bytes)).c_str(),
         mean.over_prediction, 100 * mean.recall, 100 * mean.mass_recall);
     text += line;
+    if (report.carried > 0)
+      text += std::to_string(report.carried) + " of them are those that the model carries\n";
   }
   if (report.judged_tokens == 0) return text;
   std::snprintf(line, sizeof line,
@@ -150,6 +153,11 @@ void register_pack(CLI::App& app, CommandBody* body) {
                           "Rank of the predictors, a multiple of 32; 0: none, exact (default: by layer, 192 "
                           "where it pays)"),
       4096);
+  command
+      ->add_option(
+          "--predictor", o.predictor,
+          "svd: fitted; mlp: those that the model carries (TurboSparse); auto: by layer, what costs less")
+      ->capture_default_str();
   CLI::Option* sparsify = command->add_option(
       "--sparsify", o.sparsify,
       "For SiLU models, lossy: cats:0.5 leaves out the smaller half of the activations, cats "

@@ -125,6 +125,9 @@ Status ForwardPass::predict(size_t rows, size_t layer, size_t first) {
                          .out_stride = matrix.rows});
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
+  if (bundle.rectified) {
+    for (size_t i = 0; i < s.unit_count * s.rows * matrix.rows; ++i) s.low[i] = std::max(s.low[i], 0.0F);
+  }
   return predicted ? score(rows, layer, first) : base::ok_status();
 }
 

@@ -19,6 +19,7 @@ Status Runtime::read_neurons() {
   exact_only_.assign(dense_blocks_, 0);
   orders_.resize(weights_.layers.size());
   std::vector<size_t> set_sizes;
+  std::vector<size_t> set_layers;
   std::vector<uint64_t> set_bundle_bytes;
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const LayerWeights& w = weights_.layers[layer];
@@ -64,13 +65,15 @@ Status Runtime::read_neurons() {
     }
     for (uint32_t e = 0; e < b.rows.slices; ++e) {
       set_sizes.push_back(b.rows.rows);
+      set_layers.push_back(layer);
       set_bundle_bytes.push_back(b.bytes);
     }
   }
   size_t at = 0;
   for (size_t set = 0; set < set_sizes.size(); at += set_sizes[set++]) {
-    neuron_sets_.push_back(
-        {set_bundle_bytes[set], std::span<const float>(frequencies_).subspan(at, set_sizes[set])});
+    neuron_sets_.push_back({set_bundle_bytes[set],
+                            std::span<const float>(frequencies_).subspan(at, set_sizes[set]),
+                            set_layers[set]});
   }
   if (neuron_sets_.empty())
     return Status(Code::kModelFile, "a pack without a packed layer (ganglion.pack.stride)");
@@ -207,6 +210,7 @@ Status Runtime::load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* 
                                                      .cache_bytes = plan_.neuron_cache_bytes,
                                                      .staging_bytes = plan_.neuron_staging_bytes}));
   GANGLION_RETURN_IF_ERROR(bundles_->load(progress, context));
+  if (summary_.neurons_read_per_token > 0) GANGLION_RETURN_IF_ERROR(bundles_->measure_merging());
   open_gates_.clear();
   for (const LayerWeights& w : weights_.layers) {
     const model::VectorRef& threshold = w.bundle.gate_threshold;

@@ -9,6 +9,7 @@
 #ifdef GANGLION_KERNELS_X86
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx512vnni/avx512vnni.h"
+#include "kernels/x86_avxvnni/avxvnni.h"
 #endif
 
 namespace ganglion::kernels {
@@ -23,6 +24,14 @@ bool processor_has_avx2() {
   return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
+/// Not every compiler has a builtin for AVX-VNNI: leaf 7, subleaf 1.
+bool processor_has_avxvnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kAvxVnni = 1U << 4;
+  return processor_has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & kAvxVnni) != 0;
+}
+
 /// The parts of AVX-512 that its table is compiled for. It also uses AVX2 kernels.
 bool processor_has_avx512vnni() {
   return processor_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -32,7 +41,7 @@ bool processor_has_avx512vnni() {
 #endif
 
 struct Available {
-  const KernelTable* tables[3] = {};
+  const KernelTable* tables[4] = {};
   size_t count = 0;
 };
 
@@ -41,6 +50,9 @@ Available find_tables() {
 #ifdef GANGLION_KERNELS_X86
   if (processor_has_avx512vnni()) {
     available.tables[available.count++] = &avx512vnni_table();
+  }
+  if (processor_has_avxvnni()) {
+    available.tables[available.count++] = &avxvnni_table();
   }
   if (processor_has_avx2()) {
     available.tables[available.count++] = &avx2_table();

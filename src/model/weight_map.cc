@@ -196,6 +196,7 @@ void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig
   if (predicted) {
     b.predict_low = m.matrix(p + "ffn_predict_low.weight", layer.rank, c.dim, experts, kKeys);
     b.predict_out = m.matrix(p + "ffn_predict_out.weight", layer.rank, ffn, experts, kKeys);
+    b.rectified = layer.rectified != 0;
     b.threshold = m.vector(p + "ffn_predict_threshold.weight", uint64_t{experts} * ffn, kKeys);
   }
   const bool known =

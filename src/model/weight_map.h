@@ -46,6 +46,7 @@ struct BundleRef {
   uint32_t stride = 0;              ///< From bundle to bundle on storage.
   MatrixRef predict_low;            ///< [E][rank][D]
   MatrixRef predict_out;            ///< [E][F][rank]
+  bool rectified = false;           ///< Between the two, negative values become 0.
   VectorRef threshold;              ///< [E][F]: predicted active where the score is above it.
   VectorRef gate_threshold;         ///< [1]: a gate is open where its SiLU is larger in size; absent: ReLU.
   uint32_t tensor = kAbsent;        ///< Numbers in GgufModel::tensors: the bundles,

@@ -103,6 +103,7 @@ void read_pack(KeyReader& keys, ModelConfig* config) {
   fill("ganglion.pack.up_type", &PackConfig::Layer::up_type);
   fill("ganglion.pack.stride", &PackConfig::Layer::stride);
   fill("ganglion.pack.rank", &PackConfig::Layer::rank);
+  if (metadata.has("ganglion.pack.rectified")) fill("ganglion.pack.rectified", &PackConfig::Layer::rectified);
 }
 
 struct Family {

@@ -58,8 +58,9 @@ struct PackConfig {
   struct Layer {
     uint32_t gate_type = 0;  ///< GGUF type numbers of gate and up rows.
     uint32_t up_type = 0;
-    uint32_t stride = 0;  ///< Bytes from bundle to bundle on storage; 0: the layer is not packed.
-    uint32_t rank = 0;    ///< Of the predictor; 0: none, gates are a matrix of their own.
+    uint32_t stride = 0;     ///< Bytes from bundle to bundle on storage; 0: the layer is not packed.
+    uint32_t rank = 0;       ///< Of the predictor; 0: none, gates are a matrix of their own.
+    uint32_t rectified = 0;  ///< 1: the predictor is an MLP, with a ReLU between its factors.
   };
   bool present = false;
   std::string down;       ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.

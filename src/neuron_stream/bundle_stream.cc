@@ -18,10 +18,16 @@ using neuron_cache::BundleCache;
 using neuron_cache::Region;
 
 namespace {
-// Bundles with a gap of at most this are read at once: it costs less than another request (8 KiB and 16 KiB
-// reads cost the same on a device that is bound by requests).
-constexpr uint64_t kMergeGap = 8 * base::kKiB;
+// Bundles with a gap of at most this are read at once, unless more was measured to pay: it costs less than
+// another request (8 KiB and 16 KiB reads cost the same on a device that is bound by requests).
+constexpr uint64_t kLeastMergeGap = 8 * base::kKiB;
+constexpr uint64_t kMostMergeGap = 64 * base::kKiB;
 constexpr uint64_t kLongestRun = 64 * base::kKiB;
+// Reads that are timed, and how many at most: some milliseconds on a fast device.
+constexpr uint64_t kSmallRead = 8 * base::kKiB;
+constexpr uint64_t kLargeRead = 64 * base::kKiB;
+constexpr size_t kTimedReads = 128;
+constexpr size_t kMostRuns = 4096;  // Of a half.
 constexpr size_t kLoadBytes = 512 * base::kKiB;
 }  // namespace
 
@@ -55,9 +61,7 @@ BundleStream::BundleStream(const neuron_store::WeightStore& store, async_io::Rea
   }
   GANGLION_CHECK(neurons == frequency.size());
   cache_ = std::make_unique<BundleCache>(frequency, slot_bytes(layers_));
-  runs_.resize(2 * kRunsPerHalf);
-  for (Run& run : runs_) run.stream = this;
-  batch_.reserve(kRunsPerHalf * 2);
+  merge_gap_ = kLeastMergeGap;
 }
 
 BundleStream::~BundleStream() {
@@ -93,7 +97,11 @@ Status BundleStream::reserve(neuron_cache::Arena& arena) {
   const size_t half = base::round_down(plan_.staging_bytes / 2, async_io::kIoAlignment);
   halves_[0].memory = staging_region_.bytes().first(half);
   halves_[1].memory = staging_region_.bytes().subspan(half, half);
-  for (Half& h : halves_) h.staged.reserve(half / slot_bytes(layers_) + kRunsPerHalf);
+  runs_per_half_ = std::clamp<size_t>(half / async_io::kIoAlignment, 16, kMostRuns);
+  runs_.resize(2 * runs_per_half_);
+  for (Run& run : runs_) run.stream = this;
+  batch_.reserve(2 * runs_per_half_);
+  for (Half& h : halves_) h.staged.reserve(half / slot_bytes(layers_) + runs_per_half_);
   return base::ok_status();
 }
 
@@ -145,7 +153,7 @@ Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end) {
     size_t used = 0;
     uint32_t count = 0;
     const uint32_t first = next;
-    while (next < end && count < kRunsPerHalf) {
+    while (next < end && count < runs_per_half_) {
       const uint32_t rows = std::min(rows_per_read, end - next);
       ReadOp& op = runs_[count].op;
       op = {};
@@ -182,6 +190,55 @@ Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end) {
     }
   }
   return base::ok_status();
+}
+
+uint64_t merge_gap(double small_ns, uint64_t small_bytes, double large_ns, uint64_t large_bytes) {
+  const double ns_per_byte = (large_ns - small_ns) / static_cast<double>(large_bytes - small_bytes);
+  if (ns_per_byte <= 0) return kMostMergeGap;  // Bytes cost nothing that could be seen.
+  const double request_ns = small_ns - ns_per_byte * static_cast<double>(small_bytes);
+  const double gap = 0.5 * request_ns / ns_per_byte;
+  return static_cast<uint64_t>(
+      std::clamp(gap, static_cast<double>(kLeastMergeGap), static_cast<double>(kMostMergeGap)));
+}
+
+Status BundleStream::measure_merging() {
+  const size_t count = std::min(kTimedReads, staging_region_.size() / kLargeRead);
+  constexpr size_t kFewest = 16;
+  if (count < kFewest) return base::ok_status();
+  GANGLION_RETURN_IF_ERROR(time_reads(kSmallRead, kFewest).status());
+  GANGLION_ASSIGN_OR_RETURN(const int64_t small_ns, time_reads(kSmallRead, count));
+  GANGLION_ASSIGN_OR_RETURN(const int64_t large_ns, time_reads(kLargeRead, count));
+  merge_gap_ =
+      merge_gap(static_cast<double>(small_ns), kSmallRead, static_cast<double>(large_ns), kLargeRead);
+  return base::ok_status();
+}
+
+// Nanoseconds of reads at random places of packed layers, all under way at once.
+Result<int64_t> BundleStream::time_reads(uint64_t bytes, size_t count) {
+  const int64_t start = platform::now_ns();
+  for (size_t i = 0; i < std::min(count, runs_.size()); ++i) {
+    random_ = random_ * 6364136223846793005U + 1442695040888963407U;
+    const uint64_t random = random_ >> 33;
+    const BundleLayer& layer = layers_[layer_of_[random % layer_of_.size()]];
+    const uint64_t all = uint64_t{layer.experts} * layer.neurons * layer.stride;
+    if (all < bytes) continue;
+    ReadOp& op = runs_[i].op;
+    op = {};
+    op.file = &store_.file(layer.shard);
+    // Bundles begin on pages or not: so do these.
+    op.offset = layer.offset + (random * layer.stride) % (all - bytes + 1);
+    op.needed = bytes - async_io::kIoAlignment;
+    op.memory = staging_region_.data() + i * bytes;
+    op.label = "bundles";
+    op.done = [](ReadOp*) {};
+    ReadOp* submitted = &op;
+    queue_.submit({&submitted, 1});
+  }
+  while (queue_.in_flight() > 0) queue_.poll(true);
+  for (size_t i = 0; i < std::min(count, runs_.size()); ++i) {
+    if (!runs_[i].op.status.ok()) return runs_[i].op.status;
+  }
+  return platform::now_ns() - start;
 }
 
 // Both halves take leave of what they held before here, so that nothing is admitted to the cache, and nothing
@@ -245,7 +302,8 @@ size_t BundleStream::prepare(Half& half, uint32_t set, std::span<const uint32_t>
     uint64_t end_offset = begin_offset + layer.bytes;
     while (end < neurons.size()) {
       const uint64_t offset = set_offset + uint64_t{neurons[end]} * layer.stride;
-      if (offset > end_offset + kMergeGap || offset + layer.bytes - begin_offset > kLongestRun ||
+      if (offset > end_offset + merge_gap_ ||
+          offset + layer.bytes - begin_offset > std::max(kLongestRun, 2 * merge_gap_) ||
           cache_->place(first_neuron_[set] + neurons[end]) != BundleCache::kNowhere) {
         break;
       }
@@ -253,7 +311,7 @@ size_t BundleStream::prepare(Half& half, uint32_t set, std::span<const uint32_t>
       ++end;
     }
     const uint64_t widened = async_io::widened_bytes(begin_offset, end_offset - begin_offset);
-    if (half.runs == kRunsPerHalf || half.used + widened > half.memory.size()) break;
+    if (half.runs == runs_per_half_ || half.used + widened > half.memory.size()) break;
     Run& run = run_of(half, half.runs);
     run.complete = false;
     run.op = {};
@@ -290,7 +348,7 @@ void BundleStream::read_done(ReadOp* op) {
   Run& run = *static_cast<Run*>(op->context);
   run.complete = true;
   BundleStream& stream = *run.stream;
-  Half& half = stream.halves_[static_cast<size_t>(&run - stream.runs_.data()) / kRunsPerHalf];
+  Half& half = stream.halves_[static_cast<size_t>(&run - stream.runs_.data()) / stream.runs_per_half_];
   ++half.complete;
   if (!op->status.ok() && stream.error_.ok()) stream.error_ = op->status;
 }

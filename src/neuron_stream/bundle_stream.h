@@ -51,6 +51,10 @@ struct BundleStats {
   int64_t wait_ns = 0;
 };
 
+/// The gap up to which neighbours are read at once: half of what a request costs beside its bytes, in bytes
+/// (the other half for the memory that unwanted bytes take), by the times of reads of two sizes.
+uint64_t merge_gap(double small_ns, uint64_t small_bytes, double large_ns, uint64_t large_bytes);
+
 class BundleStream {
  public:
   /// `frequency`: of all neurons, set by set. `store` and `queue` must outlive it. Errors: kResources.
@@ -69,6 +73,9 @@ class BundleStream {
   /// Reads prefixes and warm neurons, in large sequential reads. Progress as NeuronStream::load_resident.
   base::Status load(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context);
   uint64_t load_bytes() const;
+  /// Times a few reads of absent bundles, small and large, and merges from now on what costs less as one
+  /// read. Call it after load(). Errors: those of reads.
+  base::Status measure_merging();
 
   struct Prefix {
     const uint8_t* data;
@@ -145,16 +152,19 @@ class BundleStream {
   base::Status reserve(neuron_cache::Arena& arena);
   size_t prepare(Half& half, uint32_t set, std::span<const uint32_t> neurons, async_io::Priority priority);
   base::Status load_range(uint32_t set, uint32_t begin, uint32_t end);
+  base::Result<int64_t> time_reads(uint64_t bytes, size_t count);
   void recycle(Half& half);
   Run& run_of(const Half& half, uint32_t index) {
-    return runs_[static_cast<size_t>(&half - halves_) * kRunsPerHalf + index];
+    return runs_[static_cast<size_t>(&half - halves_) * runs_per_half_ + index];
   }
   const Run& run_of(const Half& half, uint32_t index) const {
-    return runs_[static_cast<size_t>(&half - halves_) * kRunsPerHalf + index];
+    return runs_[static_cast<size_t>(&half - halves_) * runs_per_half_ + index];
   }
   static void read_done(async_io::ReadOp* op);
 
-  static constexpr size_t kRunsPerHalf = 1024;
+  size_t runs_per_half_ = 0;
+  uint64_t merge_gap_ = 0;
+  uint64_t random_ = 1;
   const neuron_store::WeightStore& store_;
   async_io::ReadQueue& queue_;
   std::vector<BundleLayer> layers_;

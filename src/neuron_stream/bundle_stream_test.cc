@@ -119,6 +119,19 @@ std::vector<uint32_t> some(std::mt19937& random, unsigned percent) {
   return neurons;
 }
 
+TEST(MergeGap, IsHalfOfWhatARequestCostsInBytes) {
+  // 50 us a request and 0.5 ns a byte: 100,000 bytes, of which half, but at most 64 KiB.
+  const auto ns = [](double request, double per_byte, double bytes) { return request + per_byte * bytes; };
+  const auto gap = [&](double request, double per_byte) {
+    return merge_gap(ns(request, per_byte, 8192), 8192, ns(request, per_byte, 65536), 65536);
+  };
+  EXPECT_NEAR(static_cast<double>(gap(50'000, 0.5)), 50'000, 1);
+  EXPECT_EQ(gap(500'000, 0.5), 65536U);
+  EXPECT_EQ(gap(1'000, 0.5), 8192U);
+  EXPECT_EQ(gap(50'000, 0), 65536U);
+  EXPECT_EQ(merge_gap(10'000, 8192, 9'000, 65536), 65536U);
+}
+
 TEST(BundleStream, GivesTheRightBundlesInAnyOrderOfCompletion) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     BundleFile file;

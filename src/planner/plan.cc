@@ -1,6 +1,7 @@
 #include "planner/plan.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/units.h"
 
@@ -24,7 +25,8 @@ constexpr uint64_t kLeastRingSlots = 4;
 constexpr uint64_t kMostRingSlots = 64;
 // Bundles in flight and being computed on: two halves.
 constexpr uint64_t kLeastStagingBytes = 2 * base::kMiB;
-constexpr uint64_t kMostStagingBytes = 12 * base::kMiB;
+constexpr uint64_t kUsualStagingBytes = 12 * base::kMiB;
+constexpr uint64_t kMostStagingBytes = 64 * base::kMiB;
 // Exact passes of a pack compute long on each block.
 constexpr uint64_t kMostPackRingSlots = 16;
 // One part in so many of the memory for neurons is a cache, the rest is fixed.
@@ -94,9 +96,24 @@ uint64_t growth(const ModelSizes& sizes, const Plan& plan) {
          segments(plan.vector_bytes + plan.scratch_bytes);
 }
 
+// Both halves of staging for the reads of the layer that has most, and half as much again for gaps between
+// them: a layer that has to wait for room waits for its last reads each time.
+uint64_t staging_for_reads(const ModelSizes& sizes, const Plan& plan) {
+  std::map<size_t, double> bytes;
+  for (size_t i = 0; i < sizes.neuron_sets.size(); ++i) {
+    const NeuronSet& set = sizes.neuron_sets[i];
+    const uint64_t read = base::round_up(set.bundle_bytes, 4096) + 4096;
+    for (size_t n = std::max(plan.neuron_prefix[i], plan.neuron_warm[i]); n < set.frequency.size(); ++n)
+      bytes[set.layer] += static_cast<double>(set.frequency[n]) * static_cast<double>(read);
+  }
+  double most = 0;
+  for (const auto& [layer, of_layer] : bytes) most = std::max(most, of_layer);
+  return static_cast<uint64_t>(3 * most);
+}
+
 // A pack: what every token needs comes first, then the most frequent neurons, then, if all of those fit, the
 // blocks that only exact passes use.
-void share_out_pack(const ModelSizes& sizes, Plan* plan) {
+void share_out_pack(const ModelSizes& sizes, uint64_t staging, Plan* plan) {
   const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
   // Only the neuron cache gives way later.
   const uint64_t spare = growth(sizes, *plan);
@@ -104,7 +121,7 @@ void share_out_pack(const ModelSizes& sizes, Plan* plan) {
       available - segments(plan->vector_bytes + plan->scratch_bytes) - segments(plan->kv_bytes) - spare;
   plan->ring_slots = std::clamp(room / 64 / sizes.ring_slot_bytes, kLeastRingSlots, kMostPackRingSlots);
   plan->ring_bytes = std::max(plan->ring_slots * sizes.ring_slot_bytes, plan->ring_bytes);
-  plan->neuron_staging_bytes = segments(std::clamp(room / 64, plan->neuron_staging_bytes, kMostStagingBytes));
+  plan->neuron_staging_bytes = segments(std::clamp(room / 64, plan->neuron_staging_bytes, staging));
   room = base::round_down(room - std::min(room, segments(plan->ring_bytes) + plan->neuron_staging_bytes),
                           kSegment);
   uint64_t always = 0;
@@ -141,6 +158,15 @@ void share_out_pack(const ModelSizes& sizes, Plan* plan) {
   plan->neuron_cache_bytes = room - std::min(room, segments(plan->neuron_prefix_bytes));
   plan->neuron_warm =
       most_frequent(sizes.neuron_sets, plan->neuron_prefix_bytes + plan->neuron_cache_bytes / 64 * 63);
+}
+
+void share_out_pack(const ModelSizes& sizes, Plan* plan) {
+  const Plan fixed = *plan;
+  share_out_pack(sizes, kUsualStagingBytes, plan);
+  const uint64_t wanted = std::min(staging_for_reads(sizes, *plan), kMostStagingBytes);
+  if (wanted <= kUsualStagingBytes) return;
+  *plan = fixed;
+  share_out_pack(sizes, wanted, plan);
 }
 
 void use_rows(const ModelSizes& sizes, size_t rows, Plan* plan) {

@@ -19,6 +19,7 @@ inline constexpr uint64_t kReserveBytes = uint64_t{8} << 20;
 struct NeuronSet {
   uint64_t bundle_bytes = 0;         ///< In memory.
   std::span<const float> frequency;  ///< [neurons], descending: the share of tokens that use each.
+  size_t layer = 0;
 };
 
 /// Sizes of a model, and how the sizes of scratch and KV depend on what is chosen.

@@ -10,7 +10,23 @@
 
 #define GANGLION_INLINE [[maybe_unused]] [[gnu::always_inline]] static inline
 
+/// Accessor of a part whose source both tables compile.
+#ifdef __AVXVNNI__
+#define GANGLION_PART(name) avxvnni_##name
+#else
+#define GANGLION_PART(name) avx2_##name
+#endif
+
 namespace ganglion::kernels {
+
+#ifdef __AVXVNNI__
+/// Adds the sums of four products each of 32 codes with q. Exact, as nothing saturates.
+template <bool kSigned>
+GANGLION_INLINE __m256i add_fours(__m256i sums, __m256i codes, __m256i q) {
+  if (!kSigned) return _mm256_dpbusd_avx_epi32(sums, codes, q);
+  return _mm256_dpbusd_avx_epi32(sums, _mm256_abs_epi8(codes), _mm256_sign_epi8(q, codes));
+}
+#endif
 
 GANGLION_INLINE __m256i load_256(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));

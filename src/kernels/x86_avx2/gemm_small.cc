@@ -1,6 +1,7 @@
 // AVX2 products of many tokens with the types of 32-element blocks: tiles of up to 16 rows, repacked on the
 // stack so that one vpmaddubsw multiplies four elements of eight rows; an activation is broadcast to all
-// rows. Codes that are small enough are added up in 16 bits. Same bits as reference/matmul.cc.
+// rows. Codes that are small enough are added up in 16 bits. x86_avxvnni/ compiles this file again, for
+// vpdpbusd. Same bits as reference/matmul.cc.
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx2/tiles.h"
 
@@ -160,6 +161,23 @@ void take_sums(const Activations& x, size_t tokens, int32_t (*sums)[kPieceBlocks
   }
 }
 
+#ifdef __AVXVNNI__
+/// Adds the products of block b of R panels with T tokens.
+template <class Type, size_t R, size_t T>
+GANGLION_INLINE void add_products(const Panel* panels, const uint8_t* const* q, size_t b,
+                                  __m256i (*products)[T]) {
+#pragma GCC unroll 2
+  for (size_t k = 0; k < 8; ++k) {
+    __m256i codes[R];
+    for (size_t r = 0; r < R; ++r) codes[r] = aligned_256(panels[r].codes[b][k]);
+    for (size_t i = 0; i < T; ++i) {
+      const __m256i four = _mm256_set1_epi32(load_i32(q[i] + 32 * b + 4 * k));
+      for (size_t r = 0; r < R; ++r)
+        products[r][i] = add_fours<Type::kSigned>(products[r][i], codes[r], four);
+    }
+  }
+}
+#else
 /// Products of steps [k0, k0 + kSteps) of block b of R panels with T tokens, as sums of pairs in 16 bits.
 template <class Type, size_t R, size_t T>
 GANGLION_INLINE void pair_sums(const Panel* panels, const uint8_t* const* q, size_t b, size_t k0,
@@ -185,6 +203,23 @@ GANGLION_INLINE void pair_sums(const Panel* panels, const uint8_t* const* q, siz
   }
 }
 
+/// Adds the products of block b of R panels with T tokens.
+template <class Type, size_t R, size_t T>
+GANGLION_INLINE void add_products(const Panel* panels, const uint8_t* const* q, size_t b,
+                                  __m256i (*products)[T]) {
+  for (size_t k = 0; k < 8; k += Type::kSteps) {
+    __m256i sums[R][T];
+    pair_sums<Type, R, T>(panels, q, b, k, sums);
+    for (size_t i = 0; i < T; ++i) {
+      for (size_t r = 0; r < R; ++r) {
+        const __m256i four = _mm256_madd_epi16(sums[r][i], _mm256_set1_epi16(1));
+        products[r][i] = _mm256_add_epi32(products[r][i], four);
+      }
+    }
+  }
+}
+#endif
+
 /// T tokens from t on, whose activations are x, times block b of R panels.
 template <class Type, size_t R, size_t T>
 GANGLION_INLINE void multiply_block(const uint8_t* const* q, const uint8_t* x_scales, size_t stride, size_t b,
@@ -194,16 +229,7 @@ GANGLION_INLINE void multiply_block(const uint8_t* const* q, const uint8_t* x_sc
     const __m256i first = Type::kOffset ? _mm256_set1_epi32(scratch->sums[t + i][b]) : _mm256_setzero_si256();
     for (size_t r = 0; r < R; ++r) products[r][i] = first;
   }
-  for (size_t k = 0; k < 8; k += Type::kSteps) {
-    __m256i sums[R][T];
-    pair_sums<Type, R, T>(scratch->panels, q, b, k, sums);
-    for (size_t i = 0; i < T; ++i) {
-      for (size_t r = 0; r < R; ++r) {
-        const __m256i four = _mm256_madd_epi16(sums[r][i], _mm256_set1_epi16(1));
-        products[r][i] = _mm256_add_epi32(products[r][i], four);
-      }
-    }
-  }
+  add_products<Type, R, T>(scratch->panels, q, b, products);
   for (size_t i = 0; i < T; ++i) {
     const __m256 x_scale = _mm256_castsi256_ps(_mm256_set1_epi32(load_i32(x_scales + i * stride + 4 * b)));
     for (size_t r = 0; r < R; ++r) {
@@ -268,7 +294,7 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
 template <class Type>
 void gemm(const MatmulArgs& args) {
   if (args.tokens < Type::kFewestTokens || args.rows == 1)
-    return avx2_matmul_small()[static_cast<size_t>(Type::kType)](args);
+    return GANGLION_PART(matmul_small)()[static_cast<size_t>(Type::kType)](args);
   Scratch scratch;
   for_each_panel_tile(args, [&](size_t r0, size_t panels, size_t t0, size_t tokens) {
     tile<Type>(args, r0, panels, t0, tokens, &scratch);
@@ -295,7 +321,7 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* avx2_gemm_small() {
+const MatmulFn* GANGLION_PART(gemm_small)() {
   return kTable.of;
 }
 

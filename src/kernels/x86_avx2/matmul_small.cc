@@ -1,4 +1,5 @@
 // AVX2 products of the types with blocks of 32: eight blocks at a time, one per lane of the accumulator.
+// x86_avxvnni/ compiles this file again, for vpdpbusd.
 // Source of the layouts: GGUF/ggml type definitions. Same bits as reference/matmul.cc.
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx2/common.h"
@@ -143,6 +144,7 @@ struct Mxfp4 : Traits<17, 12, false, false> {
   }
 };
 
+#ifndef __AVXVNNI__
 /// Products of 32 codes and activations, added up in pairs. The largest is 2 * 128 * 127 < 2^15, as
 /// activations are at least -127; of two unsigned codes of 5 bits, a quarter of that.
 template <bool kSigned>
@@ -153,25 +155,38 @@ GANGLION_INLINE __m256i multiply(__m256i codes, __m256i q) {
   }
   return _mm256_maddubs_epi16(codes, q);
 }
+#endif
+
+/// Sums of four products each: of 32 codes with q, and of the next 32 where codes are paired.
+template <bool kSigned, bool kPaired>
+GANGLION_INLINE __m256i fours(const __m256i* codes, __m256i q, __m256i q_high) {
+#ifdef __AVXVNNI__
+  const __m256i low = add_fours<kSigned>(_mm256_setzero_si256(), codes[0], q);
+  return kPaired ? add_fours<kSigned>(low, codes[1], q_high) : low;
+#else
+  const __m256i one = _mm256_set1_epi16(1);
+  const __m256i low = multiply<kSigned>(codes[0], q);
+  if (!kPaired) return _mm256_madd_epi16(low, one);
+  const __m256i high = multiply<kSigned>(codes[1], q_high);
+  if (!kSigned) return _mm256_madd_epi16(_mm256_add_epi16(low, high), one);
+  return _mm256_add_epi32(_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one));
+#endif
+}
 
 /// The int32 sums of the products of eight blocks, in order, for T rows of activations that begin at q[t].
 /// Codes stay in registers for all rows.
 template <class Type, int T>
 GANGLION_INLINE void block_sums(const Group& group, const int8_t* const* q, __m256i* sums) {
-  const __m256i one = _mm256_set1_epi16(1);
   constexpr size_t kParts = Type::kPaired ? 4 : 8;
   __m256i partial[T][kParts];
   for (size_t i = 0; i < kParts; ++i) {
     for (int t = 0; t < T; ++t) {
       const int8_t* x = q[t] + 256 / kParts * i;
       if (Type::kPaired) {
-        const __m256i low = multiply<Type::kSigned>(group.codes[2 * i], two_halves(x, x + 32));
-        const __m256i high = multiply<Type::kSigned>(group.codes[2 * i + 1], two_halves(x + 16, x + 48));
-        partial[t][i] = Type::kSigned
-                            ? _mm256_add_epi32(_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one))
-                            : _mm256_madd_epi16(_mm256_add_epi16(low, high), one);
+        partial[t][i] = fours<Type::kSigned, true>(group.codes + 2 * i, two_halves(x, x + 32),
+                                                   two_halves(x + 16, x + 48));
       } else {
-        partial[t][i] = _mm256_madd_epi16(multiply<Type::kSigned>(group.codes[i], load_256(x)), one);
+        partial[t][i] = fours<Type::kSigned, false>(group.codes + i, load_256(x), __m256i());
       }
     }
   }
@@ -280,7 +295,7 @@ constexpr Table kTable = make_table();
 
 }  // namespace
 
-const MatmulFn* avx2_matmul_small() {
+const MatmulFn* GANGLION_PART(matmul_small)() {
   return kTable.of;
 }
 

@@ -1,0 +1,4 @@
+// See x86_avx2/gemm_small.cc.
+#include "kernels/x86_avxvnni/avxvnni.h"
+
+#include "kernels/x86_avx2/gemm_small.cc"
