@@ -81,6 +81,45 @@ void matmul(benchmark::State& state, const KernelTable* table, TensorType type, 
   set_rates(state, static_cast<double>(rows * stride), elements * static_cast<double>(tokens));
 }
 
+/// Rows of bundles in clusters of 128, ascending with gaps, as sparse passes multiply predicted ones.
+void scattered(benchmark::State& state, const KernelTable* table, TensorType type, size_t tokens) {
+  constexpr size_t kCluster = 128, kApart = 6;
+  const size_t bytes = ganglion::base::row_bytes(type, kColumns);
+  const size_t stride = 3 * bytes;
+  const size_t rows = 16 * kBytesPerThread / stride;
+  uint64_t seed = 1 + static_cast<uint64_t>(state.thread_index());
+  const Weights weights(rows * stride);
+  fill_random_blocks(type, rows * 3 * kColumns, &seed, weights.data);
+  std::vector<float> x(kColumns), out(tokens * kCluster);
+  const size_t x_stride = activation_row_bytes(activation_form(type), kColumns);
+  std::vector<Line> activations(tokens * x_stride / sizeof(Line));
+  for (size_t t = 0; t < tokens; ++t) {
+    fill_random_floats(kColumns, &seed, x.data());
+    table->store_activation(activation_form(type), x.data(), kColumns, activations[0].bytes + t * x_stride);
+  }
+  std::vector<const uint8_t*> active;
+  for (size_t r = next_random(&seed) % kApart; r < rows; r += 1 + next_random(&seed) % (2 * kApart - 1))
+    active.push_back(weights.data + r * stride);
+  const MatmulFn fn = table->matmul[static_cast<size_t>(type)];
+  for (auto _ : state) {
+    for (size_t r = 0; r < active.size(); r += kCluster) {
+      fn({.weights = nullptr,
+          .weight_stride = 0,
+          .rows = std::min(kCluster, active.size() - r),
+          .n = kColumns,
+          .x = activations[0].bytes,
+          .x_stride = x_stride,
+          .tokens = tokens,
+          .out = out.data(),
+          .out_stride = kCluster,
+          .scattered = active.data() + r});
+    }
+    benchmark::DoNotOptimize(out.data());
+  }
+  const double elements = static_cast<double>(active.size() * kColumns);
+  set_rates(state, static_cast<double>(active.size() * bytes), elements * static_cast<double>(tokens));
+}
+
 /// Down rows in random order, as sparse passes add scattered ones.
 void down_rows(benchmark::State& state, const KernelTable* table, DownType type) {
   const size_t stride = down_row_bytes(type, kColumns);
@@ -138,6 +177,10 @@ void add_benchmarks(const KernelTable* table, int threads) {
       add("matmul/" + name + "/" + std::string(ganglion::base::tensor_type_info(type).name) + "/" +
               std::to_string(tokens),
           matmul, type, tokens);
+      if (tokens <= 4)
+        add("scattered/" + name + "/" + std::string(ganglion::base::tensor_type_info(type).name) + "/" +
+                std::to_string(tokens),
+            scattered, type, tokens);
     }
   }
   for (size_t i = 0; i < kDownTypes; ++i) {

@@ -119,6 +119,18 @@ GANGLION_INLINE const uint8_t* ahead_of(const MatmulArgs& args, size_t r, int to
   return tokens == 1 ? args.row(r) + kPrefetchBytes : nullptr;
 }
 
+/// What is asked for while block b of `blocks` of a tile's rows is multiplied: that share of the next rows,
+/// in the order of memory; null behind the last rows. A few lines at a time, as many at once stall the
+/// processor; addresses may be past the end.
+GANGLION_INLINE const uint8_t* next_rows(const MatmulArgs& args, size_t r0, size_t rows, size_t b,
+                                         size_t blocks, size_t block_bytes) {
+  if (r0 + rows >= args.rows) return nullptr;
+  const size_t at = b * rows;
+  if (!args.scattered) return args.weights + (r0 + rows) * args.weight_stride + at * block_bytes;
+  const size_t row = r0 + rows + at / blocks;
+  return args.scattered[row < args.rows ? row : args.rows - 1] + at % blocks * block_bytes;
+}
+
 /// One activation row of an integer form.
 struct ActivationRow {
   const int8_t* q;

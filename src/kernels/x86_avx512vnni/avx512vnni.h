@@ -11,6 +11,8 @@ const MatmulFn* avx512vnni_matmul_float();
 /// Tiles for many tokens.
 const MatmulFn* avx512vnni_gemm_small();
 const MatmulFn* avx512vnni_gemm_super();
+/// By DownType, null for types of floats.
+const DownAxpyFn* avx512vnni_down();
 
 /// Needs AVX-512 F, BW, DQ, VL and VNNI, and what avx2_table() needs.
 const KernelTable& avx512vnni_table();

@@ -16,6 +16,9 @@ KernelTable make_table() {
       if (part[slot]) table.matmul[slot] = part[slot];
     }
   }
+  for (size_t type = 0; type < kDownTypes; ++type) {
+    if (avx512vnni_down()[type]) table.down_axpy[type] = avx512vnni_down()[type];
+  }
   return table;
 }
 

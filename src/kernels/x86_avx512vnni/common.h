@@ -102,8 +102,8 @@ GANGLION_INLINE __m512 e8m0_halves(__m512i words) {
 /// A tile is up to two panels of 16 rows: with two, each broadcast of activations serves two products.
 static constexpr size_t kPanels = 2;
 
-/// With fewer tokens, repacking costs more than it saves (measured on Zen 4).
-static constexpr size_t kFewestTokens = 4;
+/// With fewer tokens, repacking costs more than it saves (measured on Zen 5).
+static constexpr size_t kFewestTokens = 7;
 
 /// Tokens of a tile share the work of repacking weights. Their lanes, 40 KiB, are most of a tile's scratch on
 /// the stack, which stays below 64 KiB.

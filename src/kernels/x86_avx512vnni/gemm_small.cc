@@ -161,7 +161,8 @@ GANGLION_INLINE void block_products(const Scratch& scratch, const uint8_t* const
 /// T tokens from t on, whose activations are x, times one piece of R panels. Lane by lane, so that the
 /// accumulators stay in registers.
 template <class Type, size_t R, size_t T>
-void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
+void multiply(const MatmulArgs& args, size_t r0, size_t b0, const Activations& x, size_t count, size_t t,
+              Scratch* scratch) {
   const uint8_t* q[T];
   for (size_t i = 0; i < T; ++i) q[i] = x.q + (t + i) * x.stride;
   const uint8_t* x_scales = x.scales + t * x.stride;
@@ -173,6 +174,9 @@ void multiply(const Activations& x, size_t count, size_t t, Scratch* scratch) {
       for (size_t i = 0; i < T; ++i) acc[r][i] = _mm512_load_ps(scratch->lanes[r][t + i][lane]);
     }
     for (size_t b = lane; b < count; b += 8) {
+      constexpr size_t kRows = R * kTileRows;
+      const uint8_t* ahead = t == 0 ? next_rows(args, r0, kRows, b0 + b, args.n / 32, Type::kBytes) : nullptr;
+      if (ahead != nullptr) prefetch<kRows * Type::kBytes>(ahead);
       __m512i products[R][T];
       block_products<Type, R, T>(*scratch, q, b, t, products);
       for (size_t i = 0; i < T; ++i) {
@@ -211,9 +215,9 @@ void tile(const MatmulArgs& args, size_t r0, size_t panels, size_t t0, size_t to
     if (Type::kHasMin || Type::kOffset) take_sums<Type>(x, tokens, scratch->sums);
     for_each_token_group(tokens, [&]<size_t T>(size_t t) {
       if (panels == 1) {
-        multiply<Type, 1, T>(x, count, t, scratch);
+        multiply<Type, 1, T>(args, r0, b0, x, count, t, scratch);
       } else {
-        multiply<Type, kPanels, T>(x, count, t, scratch);
+        multiply<Type, kPanels, T>(args, r0, b0, x, count, t, scratch);
       }
     });
   }
