@@ -33,10 +33,15 @@ void unpack(const MatmulArgs& args, size_t r0, size_t b0, size_t count, Scratch*
   }
 }
 
-/// T tokens from t on, whose activations are x, times blocks [b0, b0 + count).
+/// Tokens t0 + t to t0 + t + T - 1, number t of their tile, times blocks [b0, b0 + count).
 template <class Type, size_t T>
-[[gnu::noinline]] void multiply_piece(const ActivationRow* x, size_t b0, size_t count, size_t t,
+[[gnu::noinline]] void multiply_piece(const MatmulArgs& args, size_t t0, size_t t, size_t b0, size_t count,
                                       Scratch* scratch) {
+  ActivationRow x[T];
+  for (size_t i = 0; i < T; ++i) {
+    const uint8_t* row = args.x + (t0 + t + i) * args.x_stride;
+    x[i] = activation_row(row, ActivationForm::kQ8Block32, args.n);
+  }
   for (size_t b = 0; b < count; ++b) {
     Sums<T> sums = no_sums<T>();
     for (size_t half = 0; half < 2; ++half) {
@@ -66,14 +71,8 @@ void tile(const MatmulArgs& args, size_t r0, size_t t0, size_t tokens, Scratch* 
   for (size_t b0 = 0; b0 < blocks; b0 += kPieceBlocks) {
     const size_t count = blocks - b0 < kPieceBlocks ? blocks - b0 : kPieceBlocks;
     unpack<Type>(args, r0, b0, count, scratch);
-    for_each_token_group(tokens, [&]<size_t T>(size_t t) {
-      ActivationRow x[T];
-      for (size_t i = 0; i < T; ++i) {
-        const uint8_t* row = args.x + (t0 + t + i) * args.x_stride;
-        x[i] = activation_row(row, ActivationForm::kQ8Block32, args.n);
-      }
-      multiply_piece<Type, T>(x, b0, count, t, scratch);
-    });
+    for_each_token_group(
+        tokens, [&]<size_t T>(size_t t) { multiply_piece<Type, T>(args, t0, t, b0, count, scratch); });
   }
   store_lanes(args, r0, t0, tokens, scratch->lanes);
 }

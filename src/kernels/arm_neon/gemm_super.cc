@@ -66,9 +66,15 @@ GANGLION_INLINE int32x4_t min_products(const Scratch& scratch, const int16_t* su
   return products;
 }
 
-/// T tokens from t on, whose activations are x, times super-block b.
+/// Tokens t0 + t to t0 + t + T - 1, number t of their tile, times super-block b.
 template <class Type, size_t T>
-[[gnu::noinline]] void multiply_super(const ActivationRow* x, size_t b, size_t t, Scratch* scratch) {
+[[gnu::noinline]] void multiply_super(const MatmulArgs& args, size_t t0, size_t t, size_t b,
+                                      Scratch* scratch) {
+  ActivationRow x[T];
+  for (size_t i = 0; i < T; ++i) {
+    const uint8_t* row = args.x + (t0 + t + i) * args.x_stride;
+    x[i] = activation_row(row, ActivationForm::kQ8Block256, args.n);
+  }
   Sums<T> totals = no_sums<T>();
   for (size_t g = 0; g < 16; g += Type::kGroup / 16) {
     Sums<T> sums = no_sums<T>();
@@ -98,14 +104,8 @@ void tile(const MatmulArgs& args, size_t r0, size_t t0, size_t tokens, Scratch* 
   memset(scratch->lanes, 0, tokens * sizeof(Lanes));
   for (size_t b = 0; b < args.n / 256; ++b) {
     unpack<Type>(tile_rows(args, r0, b * Type::kBytes), scratch);
-    for_each_token_group(tokens, [&]<size_t T>(size_t t) {
-      ActivationRow x[T];
-      for (size_t i = 0; i < T; ++i) {
-        const uint8_t* row = args.x + (t0 + t + i) * args.x_stride;
-        x[i] = activation_row(row, ActivationForm::kQ8Block256, args.n);
-      }
-      multiply_super<Type, T>(x, b, t, scratch);
-    });
+    for_each_token_group(tokens,
+                         [&]<size_t T>(size_t t) { multiply_super<Type, T>(args, t0, t, b, scratch); });
   }
   store_lanes(args, r0, t0, tokens, scratch->lanes);
 }
