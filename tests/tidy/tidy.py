@@ -61,12 +61,16 @@ def check_rooms(_):
 
 
 def check_headers(_):
-    """Every header compiles alone; those of ARM kernels by a cross compiler, where there is one."""
+    """Every header compiles alone; those of another machine's kernels by a cross compiler, where there is one."""
     native = os.environ.get("CXX", "c++")
-    arm = native if platform.machine() == "aarch64" else shutil.which("aarch64-linux-gnu-g++")
+
+    def compiler_for(path):
+        folder = re.search("/kernels/(x86|arm)_", path)
+        machine = {"x86": "x86_64", "arm": "aarch64"}[folder[1]] if folder else platform.machine()
+        return native if machine == platform.machine() else shutil.which(f"{machine}-linux-gnu-g++")
 
     def compile_one(path):
-        compiler = arm if "/kernels/arm_" in path else native
+        compiler = compiler_for(path)
         if not compiler:
             return None
         done = subprocess.run(
