@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 preset=${1:-release}
 shift || true
 
-tools/install_packages.sh clang-format libbenchmark-dev
+tools/install_packages.sh clang-format libbenchmark-dev g++-aarch64-linux-gnu qemu-user googletest
 cmake --preset "$preset" -DGANGLION_TESTS=ON >/dev/null
 cmake --build "build/$preset"
 if [[ ! -d ../shared/fixtures ]]; then

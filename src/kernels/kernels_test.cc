@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -646,6 +647,16 @@ TEST(Select, Avx512VnniIsFirstWhereTheProcessorHasIt) {
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   EXPECT_EQ(has, select_table("avx512vnni") != nullptr);
   EXPECT_EQ(has, std::string(available_tables().front()->name) == "avx512vnni");
+}
+#elif defined(__aarch64__)
+TEST(Select, TablesAreThoseOfTheEmulatedProcessor) {
+  const char* expected = std::getenv("GANGLION_TEST_TABLES");
+  if (expected == nullptr) GTEST_SKIP() << "only tests/arm64_kernels.sh says what the processor has";
+  std::string names;
+  for (const KernelTable* table : available_tables()) {
+    names += (names.empty() ? "" : " ") + std::string(table->name);
+  }
+  EXPECT_EQ(expected, names);
 }
 #endif
 

@@ -1,21 +1,28 @@
 // Which tables there are, and the layout of activation rows that all of them share.
 #include "kernels/kernel_table.h"
 
-#ifdef GANGLION_KERNELS_X86
+#if defined(GANGLION_KERNELS_X86)
 #include <cpuid.h>
+#elif defined(GANGLION_KERNELS_ARM)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include "base/units.h"
-#ifdef GANGLION_KERNELS_X86
+#if defined(GANGLION_KERNELS_X86)
 #include "kernels/x86_avx2/avx2.h"
 #include "kernels/x86_avx512vnni/avx512vnni.h"
 #include "kernels/x86_avxvnni/avxvnni.h"
+#elif defined(GANGLION_KERNELS_ARM)
+#include "kernels/arm_dotprod/dotprod.h"
+#include "kernels/arm_i8mm/i8mm.h"
+#include "kernels/arm_neon/neon.h"
 #endif
 
 namespace ganglion::kernels {
 namespace {
 
-#ifdef GANGLION_KERNELS_X86
+#if defined(GANGLION_KERNELS_X86)
 /// AVX2, FMA and F16C. The first two answers include the operating system's support for wide registers, which
 /// is all that F16C needs of it; for F16C itself, not every compiler has a builtin.
 bool processor_has_avx2() {
@@ -38,6 +45,15 @@ bool processor_has_avx512vnni() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(GANGLION_KERNELS_ARM)
+bool processor_has_dotprod() {
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+}
+
+/// The table of matrix instructions also uses kernels of the dot product ones.
+bool processor_has_i8mm() {
+  return processor_has_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+}
 #endif
 
 struct Available {
@@ -47,7 +63,7 @@ struct Available {
 
 Available find_tables() {
   Available available;
-#ifdef GANGLION_KERNELS_X86
+#if defined(GANGLION_KERNELS_X86)
   if (processor_has_avx512vnni()) {
     available.tables[available.count++] = &avx512vnni_table();
   }
@@ -57,6 +73,10 @@ Available find_tables() {
   if (processor_has_avx2()) {
     available.tables[available.count++] = &avx2_table();
   }
+#elif defined(GANGLION_KERNELS_ARM)
+  if (processor_has_i8mm()) available.tables[available.count++] = &i8mm_table();
+  if (processor_has_dotprod()) available.tables[available.count++] = &dotprod_table();
+  available.tables[available.count++] = &neon_table();
 #endif
   available.tables[available.count++] = &reference_table();
   return available;
