@@ -44,6 +44,7 @@ constexpr const char* kRecallKey = "ganglion.pack.recall";
 constexpr const char* kDivergenceKey = "ganglion.pack.divergence";
 constexpr const char* kSameTopKey = "ganglion.pack.same_top";
 constexpr const char* kLeftOutKey = "ganglion.pack.left_out";
+constexpr const char* kOverPredictionKey = "ganglion.pack.over_prediction";
 // Shares of SiLU activations to leave out that are tried, the most first.
 constexpr double kShares[] = {0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1};
 
@@ -291,6 +292,7 @@ class Packer {
     writer->add_uint("ganglion.pack.calibration_tokens",
                      static_cast<uint32_t>(calibration_->header().tokens));
     writer->add_float(kRecallKey, static_cast<float>(options_.recall));
+    writer->add_float(kOverPredictionKey, static_cast<float>(kUsualOverPrediction));
     if (sparsifies()) {
       writer->add_string("ganglion.pack.sparsify", "cats");
       writer->add_float(kLeftOutKey, static_cast<float>(shares_[usual_share()]));
@@ -388,6 +390,18 @@ class Packer {
       report.layers.push_back(thresholds_[i].report(level));
       if (layers_[i].rank > 0) continue;
       report.layers[i].recall = report.layers[i].mass_recall = report.layers[i].over_prediction = 1;
+    }
+    double over = 0;
+    double predicting = 0;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (layers_[i].rank == 0) continue;
+      over += report.layers[i].over_prediction;
+      ++predicting;
+    }
+    if (predicting > 0) {
+      GANGLION_RETURN_IF_ERROR(writer.flush());
+      GANGLION_RETURN_IF_ERROR(
+          writer.overwrite_float(kOverPredictionKey, static_cast<float>(over / predicting)));
     }
     GANGLION_RETURN_IF_ERROR(writer.finish());
     return report;

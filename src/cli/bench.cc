@@ -170,10 +170,12 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
   const double tokens = std::max<double>(1, static_cast<double>(m.decode_ms.size()));
   const double asked = static_cast<double>(m.hits + m.misses);
   const double dense = static_cast<double>(plan.resident_weight_bytes + plan.streamed_bytes_per_token);
-  // Of the weight bytes that a token touches, the share found in memory.
-  const double hit_rate = asked > 0   ? static_cast<double>(m.hits) / asked
-                          : dense > 0 ? static_cast<double>(plan.resident_weight_bytes) / dense
-                                      : 1;
+  // Of the experts, neurons or bytes of weights that a token touches, the share found in memory.
+  const auto neurons = static_cast<double>(m.resident + m.cached + m.read);
+  const double hit_rate = asked > 0     ? static_cast<double>(m.hits) / asked
+                          : neurons > 0 ? 1 - static_cast<double>(m.read) / neurons
+                          : dense > 0   ? static_cast<double>(plan.resident_weight_bytes) / dense
+                                        : 1;
   return {{"model", flags.model.engine.model_path},
           {"threads", plan.threads},
           {"isa", plan.isa},

@@ -137,6 +137,8 @@ class ForwardPass {
   base::Status expert_ffn(size_t rows, size_t layer);
   void report_routing(size_t rows, size_t layer);
   base::Status look_ahead(size_t layer);
+  void guess_input(size_t layer, FormSet forms);
+  base::Status guess_experts(size_t layer);
   void skip_expert(const model::LayerWeights& weights, uint32_t expert);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
   base::Status expert_wave(size_t layer, size_t begin, size_t end);
@@ -147,11 +149,26 @@ class ForwardPass {
   void choose_units(size_t rows, size_t layer);
   template <typename Body>
   void submit_beside(size_t tasks, Body&& body);
-  base::Status predict(size_t rows, size_t layer, size_t first);
-  base::Status score(size_t rows, size_t layer, size_t first);
+  /// An expert (the only one of a dense FFN) that rows are routed to.
+  struct Unit {
+    uint32_t expert;
+    uint32_t set;   // of the bundle stream
+    uint32_t rows;  // mask of the rows routed to it
+  };
+  struct Prediction {
+    Unit* units = nullptr;  // [U]
+    size_t unit_count = 0;
+    float* low = nullptr;     // [U][S][rank]
+    float* scores = nullptr;  // [U][S][F]: of a predictor, or the gates themselves
+    size_t rows = 0;          // S
+  };
+  base::Status predict(const Prediction& p, const ActivationRows& x, size_t rows, size_t layer, size_t first);
+  base::Status score(const Prediction& p, size_t rows, size_t layer, size_t first);
   void list_active(size_t rows, size_t layer);
   base::Status request_missing();
-  base::Status predict_ahead(size_t rows, size_t layer);
+  bool can_look_ahead(size_t layer) const;
+  base::Status predict_ahead(size_t layer);
+  base::Status guess_units(size_t layer, Prediction* p);
   void compute_ready(size_t rows, size_t layer);
   void accumulate_down(size_t rows, size_t layer);
   void compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries);

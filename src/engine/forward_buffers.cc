@@ -42,13 +42,16 @@ ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardC
   }
   if (moe.expert_count > 0) units = std::min<size_t>(moe.expert_count, s.rows * moe.used_count);
   s.capacity = units * neurons;
-  s.units = scratch.take<Unit>(units);
+  const auto prediction = [&](size_t of_units, size_t rows) {
+    Prediction p = {.units = scratch.take<Unit>(of_units), .rows = rows};
+    if (rank > 0) p.low = scratch.take<float>(of_units * rows * rank);
+    p.scores = scratch.take<float>(of_units * rows * neurons);
+    return p;
+  };
+  s.now = prediction(units, s.rows);
+  s.ahead = prediction(moe.expert_count > 0 ? moe.used_count : 1, 1);
   s.unit_weight = scratch.take<float>(units * s.rows);
-  if (rank > 0) {
-    s.low = scratch.take<float>(units * s.rows * rank);
-    s.rank_rows = scratch.take<const uint8_t*>(rank);
-  }
-  s.scores = scratch.take<float>(s.rows * s.capacity);
+  if (rank > 0) s.rank_rows = scratch.take<const uint8_t*>(rank);
   s.masks = scratch.take<uint32_t>(s.capacity);
   s.tile_begin = scratch.take<uint32_t>(units * base::ceil_div(neurons, kNeuronTile) + 1);
   s.active = scratch.take<Active>(s.capacity);
@@ -112,9 +115,15 @@ ForwardPass::Buffers ForwardPass::lay_out(const ForwardContext& context, Scratch
     b.place_of = scratch.take<uint32_t>(rows * moe.used_count);
     b.expert_begin = scratch.take<uint32_t>(size_t{moe.expert_count} + 1);
     b.gathered = ActivationRows(scratch, b.ffn_rows, config.dim, normed);
-    b.ahead = ActivationRows(scratch, 1, config.dim, forms_in_layers(weights, &W::router));
     b.ahead_routed = scratch.take<model::Routed>(moe.used_count);
     b.expert_out = scratch.take<float>(b.ffn_rows * config.dim);
+  }
+  if (moe.expert_count > 0 || config.pack.present) {
+    FormSet forms = forms_in_layers(weights, &W::router);
+    for (const LayerWeights& layer : weights.layers) {
+      if (layer.bundle.predict_low.present()) forms.add(layer.bundle.predict_low.type);
+    }
+    b.ahead = ActivationRows(scratch, 1, config.dim, forms);
   }
   if (config.pack.present) b.sparse = Buffers::lay_out_sparse(context, scratch);
   if (mla.kv_rank > 0) {

@@ -58,17 +58,12 @@ struct ForwardPass::Buffers {
   uint32_t* place_of = nullptr;           // [T * used]: the inverse
   uint32_t* expert_begin = nullptr;       // [E + 1]: where an expert's entries begin in by_expert
   ActivationRows gathered;                // [R][D]
-  ActivationRows ahead;                   // [1][D]: the next layer's router input, guessed
+  ActivationRows ahead;                   // [1][D]: the next layer's FFN input, guessed; also of packs
   model::Routed* ahead_routed = nullptr;  // [used]
   float* expert_out = nullptr;            // [R][D]
 
   // Sparse FFN of packs. S: rows of a sparse pass; U: experts that they are routed to (1 for a dense FFN); F:
   // neurons of an expert.
-  struct Unit {
-    uint32_t expert;
-    uint32_t set;   // of the bundle stream
-    uint32_t rows;  // mask of the rows routed to it
-  };
   struct Active {
     const uint8_t* data;  // the bundle, once it is in memory
     uint32_t unit;
@@ -77,12 +72,10 @@ struct ForwardPass::Buffers {
     bool computed;
   };
   struct Sparse {
-    Unit* units = nullptr;  // [U]
-    size_t unit_count = 0;
+    Prediction now;
+    Prediction ahead;                     // Of the next layer, for one row.
     float* unit_weight = nullptr;         // [U][S]
-    float* low = nullptr;                 // [U][S][rank]
     const uint8_t** rank_rows = nullptr;  // [rank]
-    float* scores = nullptr;              // [U][S][F]: of a predictor, or the gates themselves
     uint32_t* masks = nullptr;            // [U][F]
     uint32_t* tile_begin = nullptr;       // [U * tiles + 1]
     Active* active = nullptr;             // [U * F]: by unit, then neuron

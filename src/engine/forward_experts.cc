@@ -130,9 +130,29 @@ Status ForwardPass::look_ahead(size_t layer) {
     if (!context_.stream->is_resident(id))
       return base::ok_status();  // It would come out of the order of the pass.
   }
-  float* x = buffers_->ahead.floats(0);
-  context_.kernels->rms_norm(buffers_->hidden, vector(w.ffn_norm), config.dim, config.norm_epsilon, x);
-  buffers_->ahead.store_forms(*context_.kernels, forms_of({&w.router}), 0, config.dim);
+  guess_input(layer, forms_of({&w.router}));
+  GANGLION_RETURN_IF_ERROR(guess_experts(layer));
+  for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+    for (size_t i = 0; i < config.moe.used_count; ++i) {
+      const neuron_store::BlockRange range =
+          context_.multiplier->blocks(*matrix, buffers_->ahead_routed[i].expert);
+      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) context_.stream->request_ahead(id);
+    }
+  }
+  return base::ok_status();
+}
+
+// ahead [1][D]: what the FFN of `layer` would read if the present layer's added nothing.
+void ForwardPass::guess_input(size_t layer, FormSet forms) {
+  const LayerWeights& w = context_.weights->layers[layer];
+  normalise_row(buffers_->hidden, vector(w.ffn_norm), vector(w.ffn_norm_bias), buffers_->ahead.floats(0));
+  buffers_->ahead.store_forms(*context_.kernels, forms, 0, context_.config->dim);
+}
+
+// ahead_routed: the experts that the router of `layer` chooses for `ahead`.
+Status ForwardPass::guess_experts(size_t layer) {
+  const ModelConfig& config = *context_.config;
+  const LayerWeights& w = context_.weights->layers[layer];
   const size_t experts = config.moe.expert_count;
   products_ = {{.matrix = &w.router,
                 .x = &buffers_->ahead,
@@ -143,13 +163,6 @@ Status ForwardPass::look_ahead(size_t layer) {
   add_bias(vector(w.router_bias), experts, buffers_->router_logits);
   model::route(config.moe, {buffers_->router_logits, experts}, vector(w.selection_bias),
                {buffers_->router_scratch, experts}, {buffers_->ahead_routed, config.moe.used_count});
-  for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
-    for (size_t i = 0; i < config.moe.used_count; ++i) {
-      const neuron_store::BlockRange range =
-          context_.multiplier->blocks(*matrix, buffers_->ahead_routed[i].expert);
-      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) context_.stream->request_ahead(id);
-    }
-  }
   return base::ok_status();
 }
 

@@ -60,12 +60,12 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   neuron_stream::BundleStream& bundles = *context_.bundles;
   std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
   choose_units(rows, layer);
-  GANGLION_RETURN_IF_ERROR(predict(rows, layer, 0));
+  GANGLION_RETURN_IF_ERROR(predict(s.now, buffers_->normed, rows, layer, 0));
   bundles.begin_layer(layer);
   list_active(rows, layer);
   s.requested = s.seen = s.done = s.waiting_count = 0;
   GANGLION_RETURN_IF_ERROR(request_missing());
-  GANGLION_RETURN_IF_ERROR(predict_ahead(rows, layer + 1));
+  GANGLION_RETURN_IF_ERROR(predict_ahead(layer + 1));
   for (;;) {
     if (context_.sparse_parts < SparseParts::kClusterPipeline)
       GANGLION_RETURN_IF_ERROR(bundles.wait_for_requested());
@@ -89,80 +89,80 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   Buffers::Sparse& s = buffers_->sparse;
   const uint32_t all = static_cast<uint32_t>((uint64_t{1} << rows) - 1);
   if (!config.layers[layer].moe) {
-    s.unit_count = 1;
-    s.units[0] = {0, context_.bundles->set_of(layer, 0), all};
+    s.now.unit_count = 1;
+    s.now.units[0] = {0, context_.bundles->set_of(layer, 0), all};
     std::fill_n(s.unit_weight, rows, 1.0F);
     return;
   }
   const size_t used = config.moe.used_count;
-  s.unit_count = 0;
+  s.now.unit_count = 0;
   for (uint32_t e = 0; e < config.moe.expert_count; ++e) {
     uint32_t mask = 0;
-    float* weight = s.unit_weight + s.unit_count * s.rows;
+    float* weight = s.unit_weight + s.now.unit_count * s.rows;
     for (size_t slot = 0; slot < rows * used; ++slot) {
       if (buffers_->routed[slot].expert != e) continue;
       mask |= 1U << (slot / used);
       weight[slot / used] = buffers_->routed[slot].weight;
     }
-    if (mask != 0) s.units[s.unit_count++] = {e, context_.bundles->set_of(layer, e), mask};
+    if (mask != 0) s.now.units[s.now.unit_count++] = {e, context_.bundles->set_of(layer, e), mask};
   }
 }
 
-// scores [U][S][F] of the predictor for neurons from `first` on, or, without one, the gates of all.
-Status ForwardPass::predict(size_t rows, size_t layer, size_t first) {
+// scores [U][S][F] of the predictor on x for neurons from `first` on, or, without one, the gates of all.
+Status ForwardPass::predict(const Prediction& p, const ActivationRows& x, size_t rows, size_t layer,
+                            size_t first) {
   const LayerWeights& w = context_.weights->layers[layer];
   const BundleRef& bundle = w.bundle;
-  Buffers::Sparse& s = buffers_->sparse;
   const bool predicted = bundle.predict_low.present();
   const MatrixRef& matrix = predicted ? bundle.predict_low : bundle.gates;
   products_.clear();
-  for (size_t u = 0; u < s.unit_count; ++u) {
+  for (size_t u = 0; u < p.unit_count; ++u) {
     products_.push_back({.matrix = &matrix,
-                         .slice = s.units[u].expert,
-                         .x = &buffers_->normed,
+                         .slice = p.units[u].expert,
+                         .x = &x,
                          .tokens = rows,
-                         .out = (predicted ? s.low : s.scores) + u * s.rows * matrix.rows,
+                         .out = (predicted ? p.low : p.scores) + u * p.rows * matrix.rows,
                          .out_stride = matrix.rows});
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   if (bundle.rectified) {
-    for (size_t i = 0; i < s.unit_count * s.rows * matrix.rows; ++i) s.low[i] = std::max(s.low[i], 0.0F);
+    for (size_t i = 0; i < p.unit_count * p.rows * matrix.rows; ++i) p.low[i] = std::max(p.low[i], 0.0F);
   }
-  return predicted ? score(rows, layer, first) : base::ok_status();
+  return predicted ? score(p, rows, layer, first) : base::ok_status();
 }
 
 // scores [U][S][F] of neurons from `first` on: sum over the rank of low [U][S][rank] times predict_out
 // [E][rank][F].
-Status ForwardPass::score(size_t rows, size_t layer, size_t first) {
+Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t first) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
-  Buffers::Sparse& s = buffers_->sparse;
+  const uint8_t** rank_rows = buffers_->sparse.rank_rows;
   const size_t neurons = bundle.rows.rows;
   const size_t tiles = base::ceil_div(neurons - first, Buffers::kNeuronTile);
   const auto type =
       bundle.predict_out.type == base::TensorType::kQ4_0 ? kernels::DownType::kQ4 : kernels::DownType::kQ8;
   const size_t row_bytes = kernels::down_row_bytes(type, neurons);
   const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(type)];
-  for (size_t u = 0; u < s.unit_count; ++u) {
+  for (size_t u = 0; u < p.unit_count; ++u) {
     for (size_t t = 0; t < rows; ++t)
-      std::fill_n(s.scores + (u * s.rows + t) * neurons + first, neurons - first, 0.0F);
+      std::fill_n(p.scores + (u * p.rows + t) * neurons + first, neurons - first, 0.0F);
     // Rows of the rank ascend through the blocks; each is there, or waited for.
-    const neuron_store::BlockRange range = context_.multiplier->blocks(bundle.predict_out, s.units[u].expert);
+    const neuron_store::BlockRange range = context_.multiplier->blocks(bundle.predict_out, p.units[u].expert);
     size_t k = 0;
     for (neuron_store::BlockId id = range.begin; id < range.end; ++id) {
       const uint8_t* data;
       while ((data = context_.stream->try_pin(id)) == nullptr)
         GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
       const size_t count = context_.store->block(id).row_count;
-      for (size_t i = 0; i < count; ++i) s.rank_rows[i] = data + i * row_bytes;
+      for (size_t i = 0; i < count; ++i) rank_rows[i] = data + i * row_bytes;
       submit_beside(rows * tiles, [&](size_t task) {
         const size_t t = task / tiles;
         const size_t at = first + task % tiles * Buffers::kNeuronTile;
-        add({.weights = s.low + (u * s.rows + t) * bundle.predict_low.rows + k,
-             .rows = s.rank_rows,
+        add({.weights = p.low + (u * p.rows + t) * bundle.predict_low.rows + k,
+             .rows = rank_rows,
              .count = count,
              .begin = at,
              .n = std::min(Buffers::kNeuronTile, neurons - at),
-             .out = s.scores + (u * s.rows + t) * neurons + at});
+             .out = p.scores + (u * p.rows + t) * neurons + at});
       });
       context_.stream->unpin(id);
       k += count;
@@ -179,7 +179,7 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
   const size_t neurons = bundle.rows.rows;
   const size_t tiles = base::ceil_div(neurons, Buffers::kNeuronTile);
   const auto for_tiles = [&](auto&& body) {
-    context_.threads->parallel_for(s.unit_count * tiles, 1, [&](size_t begin, size_t end, int) {
+    context_.threads->parallel_for(s.now.unit_count * tiles, 1, [&](size_t begin, size_t end, int) {
       for (size_t tile = begin; tile < end; ++tile) {
         const size_t first = tile % tiles * Buffers::kNeuronTile;
         body(tile, tile / tiles, first, std::min(neurons, first + Buffers::kNeuronTile));
@@ -191,10 +191,10 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     uint32_t count = 0;
     std::fill(masks + first, masks + last, 0U);
     for (size_t t = 0; t < rows; ++t) {
-      const uint32_t bit = 1U << t & s.units[u].rows;
-      const float* scores = s.scores + (u * s.rows + t) * neurons;
+      const uint32_t bit = 1U << t & s.now.units[u].rows;
+      const float* scores = s.now.scores + (u * s.rows + t) * neurons;
       if (bundle.predict_low.present()) {
-        const float* threshold = vector(bundle.threshold) + s.units[u].expert * neurons;
+        const float* threshold = vector(bundle.threshold) + s.now.units[u].expert * neurons;
         for (size_t p = first; p < last; ++p) masks[p] |= scores[p] > threshold[p] ? bit : 0;
       } else {
         const OpenGates open = context_.open_gates[layer];
@@ -205,14 +205,14 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     s.tile_begin[tile + 1] = count;
   });
   s.tile_begin[0] = 0;
-  for (size_t tile = 0; tile < s.unit_count * tiles; ++tile) s.tile_begin[tile + 1] += s.tile_begin[tile];
-  s.active_count = s.tile_begin[s.unit_count * tiles];
+  for (size_t tile = 0; tile < s.now.unit_count * tiles; ++tile) s.tile_begin[tile + 1] += s.tile_begin[tile];
+  s.active_count = s.tile_begin[s.now.unit_count * tiles];
   for_tiles([&](size_t tile, size_t u, size_t first, size_t last) {
     Buffers::Active* to = s.active + s.tile_begin[tile];
     const uint32_t* masks = s.masks + u * neurons;
     for (size_t p = first; p < last; ++p) {
       if (masks[p] == 0) continue;
-      *to++ = {context_.bundles->find(s.units[u].set, static_cast<uint32_t>(p)), static_cast<uint32_t>(u),
+      *to++ = {context_.bundles->find(s.now.units[u].set, static_cast<uint32_t>(p)), static_cast<uint32_t>(u),
                static_cast<uint32_t>(p), masks[p], false};
     }
   });
@@ -227,7 +227,7 @@ Status ForwardPass::request_missing() {
   uint64_t misses = 0;
   while (s.requested < s.active_count) {
     const uint32_t u = s.active[s.requested].unit;
-    const Buffers::Unit& unit = s.units[u];
+    const Unit& unit = s.now.units[u];
     const uint32_t prefix = bundles.prefix(unit.set).rows;
     size_t count = 0;
     size_t end = s.requested;
@@ -253,30 +253,70 @@ Status ForwardPass::request_missing() {
   return base::ok_status();
 }
 
-// Guesses the next layer's neurons from this one's FFN input, which is much like the next one's (PowerInfer-2
-// and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind what is needed now.
-Status ForwardPass::predict_ahead(size_t rows, size_t layer) {
+// Whether the next layer's router and predictors are in memory: else they would come out of the pass's order.
+bool ForwardPass::can_look_ahead(size_t layer) const {
   const ModelConfig& config = *context_.config;
-  if (context_.sparse_parts < SparseParts::kAll) return base::ok_status();
-  if (layer >= config.layers.size() || config.layers[layer].moe || !single_row_ || !look_ahead_.use()) {
+  if (context_.sparse_parts < SparseParts::kAll || layer >= config.layers.size()) return false;
+  const LayerWeights& w = context_.weights->layers[layer];
+  if (!w.bundle.predict_low.present() || (config.layers[layer].moe && config.moe.router_before_attention))
+    return false;
+  const auto resident = [&](const MatrixRef& matrix) {
+    for (uint32_t slice = 0; matrix.present() && slice < matrix.slices; ++slice) {
+      const neuron_store::BlockRange range = context_.multiplier->blocks(matrix, slice);
+      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) {
+        if (!context_.stream->is_resident(id)) return false;
+      }
+    }
+    return true;
+  };
+  return resident(w.bundle.predict_low) && resident(w.bundle.predict_out) &&
+         (!config.layers[layer].moe || resident(w.router));
+}
+
+// Guesses the next layer's experts and neurons from the present hidden state, which misses only the present
+// layer's FFN (PowerInfer-2 and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind
+// what is needed now.
+Status ForwardPass::predict_ahead(size_t layer) {
+  if (!single_row_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
+  const LayerWeights& w = context_.weights->layers[layer];
+  neuron_stream::BundleStream& bundles = *context_.bundles;
+  Prediction& p = buffers_->sparse.ahead;
+  GANGLION_RETURN_IF_ERROR(guess_units(layer, &p));
+  const uint32_t neurons = w.bundle.rows.rows;
+  uint32_t least = neurons;
+  for (size_t u = 0; u < p.unit_count; ++u) least = std::min(least, bundles.prefix(p.units[u].set).rows);
+  if (least == neurons) return base::ok_status();
+  GANGLION_RETURN_IF_ERROR(predict(p, buffers_->ahead, 1, layer, base::round_down(least, 32)));
+  Buffers::Sparse& s = buffers_->sparse;
+  for (size_t u = 0; u < p.unit_count; ++u) {
+    const float* threshold = vector(w.bundle.threshold) + size_t{p.units[u].expert} * neurons;
+    const float* scores = p.scores + u * neurons;
+    size_t count = 0;
+    for (uint32_t n = bundles.prefix(p.units[u].set).rows; n < neurons; ++n) {
+      s.wanted[count] = n;
+      count += scores[n] > threshold[n] ? 1 : 0;
+    }
+    if (bundles.request_ahead(p.units[u].set, {s.wanted, count}) < count) break;
+  }
+  return base::ok_status();
+}
+
+// ahead [1][D], as the next layer's FFN would read it, and the experts that its router chooses for it.
+Status ForwardPass::guess_units(size_t layer, Prediction* p) {
+  const ModelConfig& config = *context_.config;
+  const LayerWeights& w = context_.weights->layers[layer];
+  guess_input(layer, forms_of({&w.router, &w.bundle.predict_low}));
+  if (!config.layers[layer].moe) {
+    p->unit_count = 1;
+    p->units[0] = {0, context_.bundles->set_of(layer, 0), 1};
     return base::ok_status();
   }
-  const BundleRef& bundle = context_.weights->layers[layer].bundle;
-  neuron_stream::BundleStream& bundles = *context_.bundles;
-  const uint32_t set = bundle.present() ? bundles.set_of(layer, 0) : 0;
-  const uint32_t neurons = bundle.rows.rows;
-  if (!bundle.predict_low.present() || bundles.prefix(set).rows == neurons) return base::ok_status();
-  // A dense FFN is one unit in every layer, so the present layer's units serve.
-  if (config.layers[layer - 1].moe) return base::ok_status();
-  GANGLION_RETURN_IF_ERROR(predict(rows, layer, base::round_down(bundles.prefix(set).rows, 32)));
-  Buffers::Sparse& s = buffers_->sparse;
-  const float* threshold = vector(bundle.threshold);
-  size_t count = 0;
-  for (uint32_t p = bundles.prefix(set).rows; p < neurons; ++p) {
-    s.wanted[count] = p;
-    count += s.scores[p] > threshold[p] ? 1 : 0;
+  GANGLION_RETURN_IF_ERROR(guess_experts(layer));
+  p->unit_count = config.moe.used_count;
+  for (size_t i = 0; i < p->unit_count; ++i) {
+    const uint32_t expert = buffers_->ahead_routed[i].expert;
+    p->units[i] = {expert, context_.bundles->set_of(layer, expert), 1};
   }
-  bundles.request_ahead(set, {s.wanted, count});
   return base::ok_status();
 }
 
@@ -301,7 +341,7 @@ size_t ForwardPass::take_gates(size_t rows, size_t layer, std::span<const uint32
     const Buffers::Active& neuron = s.active[entries[i]];
     for (size_t t = 0; t < rows; ++t) {
       gates[t * kClusterNeurons + i] =
-          s.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron];
+          s.now.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron];
     }
     open[i] = {entries[i], neuron.rows, gates + i};
   }
@@ -388,7 +428,8 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   size_t still = 0;
   const auto sort = [&](uint32_t i) {
     Buffers::Active& neuron = s.active[i];
-    if (neuron.data == nullptr) neuron.data = context_.bundles->find(s.units[neuron.unit].set, neuron.neuron);
+    if (neuron.data == nullptr)
+      neuron.data = context_.bundles->find(s.now.units[neuron.unit].set, neuron.neuron);
     if (neuron.data != nullptr) {
       s.ready[s.ready_count++] = i;
     } else {

@@ -93,10 +93,26 @@ void Runtime::summarise_neurons() {
   PlanSummary& s = summary_;
   std::vector<bool> resident(dense_blocks_, false);
   for (const uint32_t id : plan_.dense_resident) resident[id] = true;
+  // Of experts, a token touches what belongs to those it is routed to.
+  std::vector<bool> of_expert(dense_blocks_, false);
+  for (const LayerWeights& w : weights_.layers) {
+    for (const model::MatrixRef* matrix : {&w.bundle.gates, &w.bundle.predict_low, &w.bundle.predict_out}) {
+      for (uint32_t e = 0; matrix->present() && matrix->slices > 1 && e < matrix->slices; ++e) {
+        const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], e);
+        std::fill(of_expert.begin() + range.begin, of_expert.begin() + range.end, true);
+      }
+    }
+  }
+  uint64_t by_expert[2] = {0, 0};  // Streamed, and in all.
   for (BlockId id = 0; id < dense_blocks_; ++id) {
     if (exact_only_[id] != 0) continue;
-    s.sparse_bytes_per_token += dense_block_bytes_[id];
-    if (!resident[id]) s.sparse_streamed_bytes_per_token += dense_block_bytes_[id];
+    const uint64_t bytes = dense_block_bytes_[id];
+    (of_expert[id] ? by_expert[1] : s.sparse_bytes_per_token) += bytes;
+    if (!resident[id]) (of_expert[id] ? by_expert[0] : s.sparse_streamed_bytes_per_token) += bytes;
+  }
+  if (by_expert[1] > 0) {
+    s.sparse_streamed_bytes_per_token += by_expert[0] / config_.moe.expert_count * config_.moe.used_count;
+    s.sparse_bytes_per_token += by_expert[1] / config_.moe.expert_count * config_.moe.used_count;
   }
   s.sparsity = sparsity();
   double bytes = 0;

@@ -6,7 +6,8 @@
 
 namespace ganglion::format {
 
-/// 64 bits over the bytes of a gate row, or of the rest of a bundle; also over those of a saved key-value page. Cost: about 4 bytes a cycle.
+/// 64 bits over the bytes of a gate row, or of the rest of a bundle; also over those of a saved key-value
+/// page. Cost: about 4 bytes a cycle.
 uint64_t bundle_checksum(std::span<const uint8_t> bytes);
 
 }  // namespace ganglion::format

@@ -100,8 +100,8 @@ class KvSequence {
   /// This sequence becomes a copy of `other`, sharing its pages. Requires: an empty sequence of the same
   /// pool.
   void fork_from(const KvSequence& other);
-  /// An empty sequence gets pages for `length` positions, of each layer those from first_pages[layer] on, which
-  /// the caller fills. Errors: kResources if the pool has too few pages (the sequence stays empty).
+  /// An empty sequence gets pages for `length` positions, of each layer those from first_pages[layer] on,
+  /// which the caller fills. Errors: kResources if the pool has too few pages (the sequence stays empty).
   base::Status restore(size_t length, std::span<const size_t> first_pages);
   void clear();
 

@@ -75,12 +75,15 @@ void read_pack(KeyReader& keys, ModelConfig* config) {
   const Result<std::string> sparsify = metadata.string_or("ganglion.pack.sparsify", "");
   const Result<double> left_out = metadata.float_or("ganglion.pack.left_out", 0);
   const Result<double> divergence = metadata.float_or("ganglion.pack.divergence", -1);
-  for (const Status& status : {sparsify.status(), left_out.status(), divergence.status()}) {
+  const Result<double> over =
+      metadata.float_or("ganglion.pack.over_prediction", static_cast<double>(pack.over_prediction));
+  for (const Status& status : {sparsify.status(), left_out.status(), divergence.status(), over.status()}) {
     if (!status.ok()) return keys.fail(Code::kModelFile, status.message());
   }
   pack.sparsify = sparsify.value();
   pack.left_out = static_cast<float>(left_out.value());
   pack.divergence = static_cast<float>(divergence.value());
+  if (over.value() >= 1 && over.value() <= 1000) pack.over_prediction = static_cast<float>(over.value());
   pack.layers.resize(config->layers.size());
   const auto fill = [&](const char* key, uint32_t PackConfig::Layer::*member) {
     const Result<std::vector<double>> values = metadata.numbers(key);
