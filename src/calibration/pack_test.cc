@@ -257,13 +257,64 @@ TEST(PackModel, PredictorsFindTheMassThatWasAskedFor) {
   }
 }
 
+std::vector<uint8_t> bytes_of(const format::GgufModel& model, const format::TensorInfo& tensor) {
+  std::vector<uint8_t> bytes(tensor.bytes);
+  std::ifstream in(model.shards()[tensor.shard].path, std::ios::binary);
+  in.seekg(static_cast<std::streamoff>(tensor.offset));
+  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
+}
+
+// A pack whose first layer is that of `first` and whose others are those of `rest`.
+void write_mixed(const std::string& first, const std::string& rest, const std::string& path) {
+  const format::GgufModel a = format::GgufModel::open(first).take();
+  const format::GgufModel b = format::GgufModel::open(rest).take();
+  format::GgufWriter writer(path, 4096);
+  for (const auto& [key, value] : b.metadata().values()) {
+    if (key == "general.alignment") continue;
+    if (key != "ganglion.pack.rank" && key != "ganglion.pack.stride") {
+      writer.add_value(key, value);
+      continue;
+    }
+    std::vector<int32_t> numbers;
+    const std::vector<double> of_rest = b.metadata().numbers(key).take();
+    const std::vector<double> of_first = a.metadata().numbers(key).take();
+    for (const double number : of_rest) numbers.push_back(static_cast<int32_t>(number));
+    numbers[0] = static_cast<int32_t>(of_first[0]);
+    writer.add_ints(key, numbers);
+  }
+  std::vector<std::pair<const format::GgufModel*, const format::TensorInfo*>> tensors;
+  for (const format::GgufModel* model : {&a, &b}) {
+    for (const format::TensorInfo& tensor : model->tensors()) {
+      if ((tensor.name.rfind("blk.0.", 0) == 0) == (model == &a)) tensors.emplace_back(model, &tensor);
+    }
+  }
+  for (const auto& [model, t] : tensors)
+    writer.add_tensor(t->name, t->type, {t->dims, t->dims + t->dim_count});
+  ASSERT_TRUE(writer.begin_data().ok());
+  for (const auto& [model, t] : tensors) ASSERT_TRUE(writer.write(bytes_of(*model, *t)).ok());
+  ASSERT_TRUE(writer.finish().ok());
+}
+
+TEST(PackModel, LayersWithAndWithoutPredictorsMix) {
+  const Folder folder;
+  pack(fixture("llama-relu-q4_0"), folder.file("gates.gguf"), 0, "q6");
+  pack(fixture("llama-relu-q4_0"), folder.file("predicted.gguf"), 32, "q6");
+  write_mixed(folder.file("gates.gguf"), folder.file("predicted.gguf"), folder.file("mixed.gguf"));
+  const std::vector<float> all = logits_of(folder.file("mixed.gguf"), {});
+  expect_same_bits(all, logits_of(folder.file("mixed.gguf"), {.memory = "min"}), "no neuron in memory");
+  expect_same_bits(all, logits_of(folder.file("mixed.gguf"), {.parts = SparseParts::kClusterPipeline}),
+                   "no look-ahead");
+  expect_same_bits(logits_of(fixture("llama-relu-q4_0"), {}),
+                   logits_of(folder.file("mixed.gguf"), {.exact = true}), "exact");
+}
+
 std::vector<float> floats_of(const format::GgufModel& model, const std::string& name) {
   const format::TensorInfo& tensor = *model.find_tensor(name);
   EXPECT_EQ(tensor.type, base::TensorType::kF32);
+  const std::vector<uint8_t> bytes = bytes_of(model, tensor);
   std::vector<float> values(tensor.elements());
-  std::ifstream in(model.shards()[0].path, std::ios::binary);
-  in.seekg(static_cast<std::streamoff>(tensor.offset));
-  in.read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(tensor.bytes));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 
@@ -303,13 +354,7 @@ void write_with_predictors(const std::string& model, const std::string& path, si
     factors.push_back(std::move(out));
   }
   ASSERT_TRUE(writer.begin_data().ok());
-  std::ifstream in(source.shards()[0].path, std::ios::binary);
-  for (const format::TensorInfo& t : source.tensors()) {
-    std::vector<uint8_t> bytes(t.bytes);
-    in.seekg(static_cast<std::streamoff>(t.offset));
-    in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    ASSERT_TRUE(writer.write(bytes).ok());
-  }
+  for (const format::TensorInfo& t : source.tensors()) ASSERT_TRUE(writer.write(bytes_of(source, t)).ok());
   for (const std::vector<float>& values : factors)
     ASSERT_TRUE(
         writer.write({reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)}).ok());

@@ -194,6 +194,8 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
           {"io_wait_ms_per_token", static_cast<double>(m.decode_wait_ns) / 1e6 / tokens},
           {"reads_per_token", static_cast<double>(m.reads) / tokens},
           {"cache_hit_rate", hit_rate},
+          {"ahead_reads", m.last.ahead_reads + m.last.neurons_ahead},
+          {"ahead_used", m.last.ahead_used + m.last.neurons_ahead_used},
           {"predicted_decode_tokens_per_s",
            prediction == nullptr ? ordered_json() : ordered_json(prediction->decode_tokens_per_s)}};
 }
@@ -241,11 +243,15 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
   }
   if (m.resident + m.cached + m.read > 0) {
     const double all = static_cast<double>(m.resident + m.cached + m.read);
-    std::snprintf(
-        line, sizeof line,
-        "neurons per token: %.0f, %.1f %% resident, %.1f %% cached, %.1f %% read in %.0f requests\n",
-        all / tokens, 100 * static_cast<double>(m.resident) / all, 100 * static_cast<double>(m.cached) / all,
-        100 * static_cast<double>(m.read) / all, static_cast<double>(m.reads) / tokens);
+    std::snprintf(line, sizeof line,
+                  "neurons per token: %.0f, %.1f %% resident, %.1f %% cached, %.1f %% read in %.0f requests; "
+                  "look-ahead %s, %llu of "
+                  "%llu used\n",
+                  all / tokens, 100 * static_cast<double>(m.resident) / all,
+                  100 * static_cast<double>(m.cached) / all, 100 * static_cast<double>(m.read) / all,
+                  static_cast<double>(m.reads) / tokens, m.last.look_ahead_on ? "on" : "off",
+                  static_cast<unsigned long long>(m.last.neurons_ahead_used),
+                  static_cast<unsigned long long>(m.last.neurons_ahead));
     text += line;
   }
   return text + "peak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +

@@ -98,7 +98,8 @@ std::string StatsLog::line(const char* phase, size_t tokens, const EngineStats& 
                 number(to.device_bytes - from.device_bytes), number(to.cached_bytes - from.cached_bytes),
                 number(to.reads - from.reads), static_cast<double>(wait_ns) / 1e6,
                 static_cast<double>(pass_ns - wait_ns) / 1e6, number(hits), number(misses), rate,
-                number(to.ahead_reads - from.ahead_reads), number(to.ahead_used - from.ahead_used),
+                number(to.ahead_reads + to.neurons_ahead - from.ahead_reads - from.neurons_ahead),
+                number(to.ahead_used + to.neurons_ahead_used - from.ahead_used - from.neurons_ahead_used),
                 number(to.ahead_wasted - from.ahead_wasted));
   return text;
 }

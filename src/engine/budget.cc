@@ -4,7 +4,16 @@
 
 #include "base/units.h"
 #include "engine/runtime.h"
+#include "ganglion/size.h"
 #include "platform/memory.h"
+
+namespace ganglion {
+
+Result<uint64_t> parse_size(const std::string& text) {
+  return base::parse_bytes(text);
+}
+
+}  // namespace ganglion
 
 namespace ganglion::engine {
 

@@ -31,6 +31,13 @@ TEST(Trial, DropsWhatGainsLessThanNoise) {
   EXPECT_FALSE(trial.pays());
 }
 
+TEST(Trial, IsNotDeceivedByTokensThatGetFasterAllTheWhile) {
+  Trial trial;
+  double ns = 200;
+  for (int i = 0; i < 20; ++i, ns *= 0.97) trial.add(trial.use() ? 1.05 * ns : ns);
+  EXPECT_FALSE(trial.pays());
+}
+
 TEST(Trial, FollowsAChange) {
   Trial trial;
   used_of(trial, 500, 80, 100);

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/units.h"
 #include "ganglion/inspect.h"
+#include "ganglion/size.h"
 #include "server/service.h"
 
 namespace ganglion {
@@ -108,7 +108,7 @@ class ServerImpl final : public Server {
                                  .context = engine.plan().context,
                                  .slots = options_.parallel,
                                  .slot_save_path = options_.slot_save_path,
-                                 .slot_save_bytes = base::parse_bytes(options_.slot_save_limit).value(),
+                                 .slot_save_bytes = parse_size(options_.slot_save_limit).value(),
                                  .created_s = server::unix_seconds(),
                                  .facts = model_facts(path, engine),
                                  .grammars = std::make_shared<GrammarVocabulary>(engine.text())});
@@ -144,7 +144,7 @@ Status check_options(const ServerOptions& options) {
   std::error_code error;
   if (!options.slot_save_path.empty() && !std::filesystem::is_directory(options.slot_save_path, error))
     return Status(Code::kInvalidArgument, "--slot-save-path '" + options.slot_save_path + "' is no folder");
-  const Result<uint64_t> limit = base::parse_bytes(options.slot_save_limit);
+  const Result<uint64_t> limit = parse_size(options.slot_save_limit);
   return limit.ok() ? ok_status() : limit.status().with_context("--slot-save-limit");
 }
 

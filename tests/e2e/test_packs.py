@@ -39,6 +39,32 @@ class Packs(Cli):
         self.assertEqual(answer(out, "--mem", "min", "-t", "1"), sparse)
         self.assertEqual(answer(out, "--mem", "min", "--no-io-uring", "--draft", "off"), sparse)
 
+    def test_experts_are_read_ahead_and_answer_the_same(self):
+        model, out = os.path.join(self.dir, "moe.gguf"), os.path.join(self.dir, "moe.pack.gguf")
+        subprocess.run([os.environ["GANGLION_SYNTHESIZE"], "--shape", "tiny", "--experts", "4", "--experts-used", "2", "--layers", "6",
+                        "--activation", "relu", "--tokens", "0", "-o", model], check=True, capture_output=True)
+        done = ganglion("pack", "-m", model, "-o", out, "--random-tokens", "--tokens", "600", "--rank", "32")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+        def bench(*args):
+            done = ganglion("bench", "-m", out, "-p", "0", "-n", "60", "-c", "64", "-r", "1", "-q", "-t", "2", "-o", "json", *args)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)
+
+        def text(*args):
+            done = ganglion("run", "-m", out, "--raw", "-p", "a", "-n", "60", "-c", "64", "--temp", "0", "--ignore-eos", "-q", *args)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+
+        least = bench("--mem", "min")["budget_bytes"]
+        self.assertEqual(bench("--mem", "2G")["ahead_reads"], 0)
+        whole = text("--mem", "2G")
+        ahead = 0
+        for more in (2 << 20, 4 << 20, 6 << 20, 8 << 20):
+            ahead += bench("--mem", str(least + more))["ahead_reads"]
+            self.assertEqual(text("--mem", str(least + more)), whole)
+        self.assertGreater(ahead, 0)
+
     def test_what_predictors_cost_is_measured(self):
         out, _ = self.pack("--random-tokens")
         text = os.path.join(ROOT, "README.md")
