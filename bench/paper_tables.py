@@ -148,7 +148,8 @@ def budget_tables(args, found):
     facts = found[args.budget[0]]["facts"][-1]
     lines = [f"{os.path.basename(args.pack)} ({gb(os.path.getsize(args.pack))} GB) of {os.path.basename(args.source)} "
              f"({gb(os.path.getsize(args.source))} GB); {facts['cpu']}, {args.threads} threads, kernels {facts['kernel_tables'][0]}; "
-             f"Linux {platform.release()}; {args.tokens} random tokens, context 512, medians of {args.rounds} rounds.", "",
+             f"Linux {platform.release()}; {args.tokens} random tokens, context 512, "
+             f"{'one round' if args.rounds == 1 else f'medians of {args.rounds} rounds'}.", "",
              "Bounds by what the machine reached just before or after each run, the slower of both: reads at the random rate of their "
              "size; computing: bytes touched at the bandwidth of memory, and the processor time of reads.", "",
              "| limit, GB | tokens/s | the paper's | reads a token | present | I/O alone, ms | computing alone, ms | a token, ms "

@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
@@ -176,6 +177,17 @@ double seconds_of(double compute_s, double disk_s, double overlap) {
   return std::max({compute_s, disk_s, (compute_s + disk_s) / overlap});
 }
 
+// Of a cache that holds a share of all experts: few of many are used unevenly (Qwen3's 8 of 128), a quarter
+// of eight evenly (Mixtral). By the families of bench/results/expert_cache.md: zipf 0.8 and topics, Mixtral's
+// shape.
+double expected_hits(const PlanSummary& plan, double share) {
+  constexpr double kFew = 1.0 / 16, kMany = 1.0 / 4, kUneven = 0.4;
+  if (plan.expert_bytes == 0) return share;
+  const double used =
+      static_cast<double>(plan.expert_bytes_per_token) / static_cast<double>(plan.expert_bytes);
+  return std::pow(share, std::clamp(kUneven + (1 - kUneven) * (used - kFew) / (kMany - kFew), kUneven, 1.0));
+}
+
 // Generated tokens of a pack: reads of neurons are bound by their number, and cost processor time.
 void predict_sparse(const PlanSummary& plan, const MachineRates& rates, Prediction* prediction) {
   const double reads = plan.neurons_read_per_token;
@@ -204,7 +216,7 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
                             : std::min(1.0, static_cast<double>(plan.expert_cache_bytes) /
                                                 static_cast<double>(plan.expert_bytes));
   const double read = static_cast<double>(plan.streamed_bytes_per_token) +
-                      (1 - cached) * static_cast<double>(plan.expert_bytes_per_token);
+                      (1 - expected_hits(plan, cached)) * static_cast<double>(plan.expert_bytes_per_token);
   const double memory_s = touched / rates.memory_bytes_per_s;
   const double disk_s = read / rates.disk_bytes_per_s;
   Prediction prediction;
