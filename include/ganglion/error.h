@@ -21,6 +21,7 @@ enum class Code {
   kContextOverflow,  ///< More positions asked for than the context holds.
   kCancelled,        ///< Stopped on request.
   kPoisoned,         ///< The session failed earlier and was not reset.
+  kDevice,           ///< An accelerator failed, timed out or is lost; the processor can go on without.
   kInternal,         ///< A promise of our own was broken.
 };
 

@@ -24,6 +24,8 @@ std::string_view code_name(Code code) {
       return "cancelled";
     case Code::kPoisoned:
       return "poisoned";
+    case Code::kDevice:
+      return "device";
     case Code::kInternal:
       return "internal";
   }
@@ -52,6 +54,7 @@ int exit_code(Code code) {
     case Code::kNotFound:
     case Code::kIo:
     case Code::kPoisoned:
+    case Code::kDevice:
     case Code::kInternal:
       return 1;
   }

@@ -31,6 +31,7 @@ ApiError api_error(const Status& status) {
     case Code::kModelFile:
     case Code::kIo:
     case Code::kPoisoned:
+    case Code::kDevice:
     case Code::kInternal:
       break;
   }
