@@ -339,7 +339,7 @@ class DiskFaults(Cli):
         self.assertIn(process.returncode, (130, -signal.SIGINT))
 
     def test_signals_change_the_budget_and_not_the_text(self):
-        args = ["run", "-m", MODEL, "--raw", "-p", "the cat", "-n", "40", "--temp", "0", "--ignore-eos", "--mem", "28M", "-c", "64",
+        args = ["run", "-m", MODEL, "--raw", "-p", "the cat", "-n", "40", "--temp", "0", "--ignore-eos", "--mem", "min", "-c", "64",
                 "--draft", "off"]
         expected = ganglion(*args, "-q").stdout
         process = self.slow_run(*args)
