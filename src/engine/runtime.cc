@@ -232,12 +232,17 @@ planner::ModelSizes Runtime::model_sizes() {
 uint64_t Runtime::process_bytes() const {
   ::malloc_trim(0);
   constexpr uint64_t kTablesPerBlock = 96;
+  // Program and libraries as they are in use. Just after a start under a tight limit hardly any of it may be
+  // mapped.
+  constexpr uint64_t kProgramBytes = 12 * base::kMiB;
   const uint64_t per_vocabulary = 16 * std::max<size_t>(1, options_.sequences);
   const platform::ProcessMemory memory = platform::read_process_memory();
   uint64_t neurons = 0;
   for (const planner::NeuronSet& set : neuron_sets_) neurons += set.frequency.size();
-  return memory.resident_bytes + memory.page_table_bytes + store_->block_count() * kTablesPerBlock +
-         config_.vocab * per_vocabulary + neurons * neuron_cache::BundleCache::kTableBytes;
+  const uint64_t unmapped = kProgramBytes - std::min(kProgramBytes, memory.file_bytes);
+  return memory.resident_bytes + unmapped + memory.page_table_bytes +
+         store_->block_count() * kTablesPerBlock + config_.vocab * per_vocabulary +
+         neurons * neuron_cache::BundleCache::kTableBytes;
 }
 
 Status Runtime::make_plan() {

@@ -105,7 +105,8 @@ uint64_t auto_budget_bytes(const MemoryLimits& limits) {
 
 ProcessMemory read_process_memory() {
   const std::string status = "/proc/self/status";
-  return {proc_field(status, "VmRSS"), proc_field(status, "VmHWM"), proc_field(status, "VmPTE")};
+  return {proc_field(status, "VmRSS"), proc_field(status, "RssFile"), proc_field(status, "VmHWM"),
+          proc_field(status, "VmPTE")};
 }
 
 uint64_t read_cgroup_peak() {

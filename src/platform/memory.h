@@ -27,6 +27,7 @@ uint64_t auto_budget_bytes(const MemoryLimits& limits);
 
 struct ProcessMemory {
   uint64_t resident_bytes = 0;    ///< VmRSS.
+  uint64_t file_bytes = 0;        ///< RssFile: the part of it that is code and data of files.
   uint64_t peak_bytes = 0;        ///< VmHWM.
   uint64_t page_table_bytes = 0;  ///< VmPTE.
 };
