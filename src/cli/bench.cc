@@ -276,7 +276,8 @@ struct Run {
 
 Result<Run> measure(const BenchFlags& flags) {
   ModelFlags model = flags.model;
-  Result<std::unique_ptr<Engine>> engine = open_engine(model);
+  Run run;
+  Result<std::unique_ptr<Engine>> engine = open_engine(model, &run.prediction);
   if (!engine.ok()) return engine.status();
   std::vector<std::unique_ptr<Session>> sessions;
   for (size_t i = 0; i < flags.parallel; ++i) {
@@ -284,9 +285,6 @@ Result<Run> measure(const BenchFlags& flags) {
     if (!session.ok()) return session.status();
     sessions.push_back(session.take());
   }
-  Run run;
-  const Result<Prediction> predicted = predict_speed(engine.value()->plan());
-  if (predicted.ok()) run.prediction = predicted.value();
   Result<std::unique_ptr<PassLog>> log =
       PassLog::create(flags.log, *engine.value(), flags.model.engine.model_path);
   if (!log.ok()) return log.status();

@@ -161,21 +161,25 @@ Status ModelFlags::finish() {
   return ok_status();
 }
 
-Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags) {
+Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags, std::optional<Prediction>* prediction_out) {
   const Status finished = flags.finish();
   if (!finished.ok()) return finished;
   install_signal_handlers();
   Result<std::unique_ptr<Engine>> engine = Engine::open(flags.engine);
   if (!engine.ok()) return engine;
-  if (!flags.quiet) {
-    for (const std::string& note : engine.value()->plan().notes)
-      std::fprintf(stderr, "note: %s\n", note.c_str());
-    const PlanSummary& plan = engine.value()->plan();
-    // A model that is all in memory starts at once; what it will do is no surprise.
-    Result<Prediction> prediction = Status(Code::kNotFound, "not asked for");
-    if (plan.streams) prediction = predict_speed(plan);
-    std::fprintf(stderr, "%s", plan_text(plan, prediction.ok() ? &prediction.value() : nullptr).c_str());
+  const PlanSummary& plan = engine.value()->plan();
+  // Measured before the weights fill the budget: it takes memory for a moment. A model that is all in memory
+  // starts at once; what it will do is no surprise.
+  std::optional<Prediction> prediction;
+  if (prediction_out != nullptr || (plan.streams && !flags.quiet)) {
+    const Result<Prediction> predicted = predict_speed(plan);
+    if (predicted.ok()) prediction = predicted.value();
   }
+  if (!flags.quiet) {
+    for (const std::string& note : plan.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+    std::fprintf(stderr, "%s", plan_text(plan, prediction ? &*prediction : nullptr).c_str());
+  }
+  if (prediction_out != nullptr) *prediction_out = std::move(prediction);
   prefer_as_memory_victim();
   Status loaded;
   {

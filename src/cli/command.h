@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,10 @@ struct ModelFlags {
 void add_header_flags(CLI::App& app, EngineOptions* engine, std::vector<std::string>* overrides);
 Result<Overrides> parse_overrides(const std::vector<std::string>& texts);
 
-/// Opens, prints the plan to stderr (unless quiet), loads with progress on a terminal.
-Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags);
+/// Opens, prints the plan to stderr (unless quiet), loads with progress on a terminal. Where asked for,
+/// predicts the speed even of a quiet run, before loading; without a value if that fails.
+Result<std::unique_ptr<Engine>> open_engine(ModelFlags& flags,
+                                            std::optional<Prediction>* prediction_out = nullptr);
 
 /// What this machine makes of a plan, by rates of the last hour; else measures them, for under a second.
 Result<Prediction> predict_speed(const PlanSummary& plan);

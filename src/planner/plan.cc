@@ -225,13 +225,12 @@ std::string itemise(const Plan& plan) {
 Status too_small(const Plan& plan, uint64_t budget_bytes, bool fixed_context) {
   // What the process takes differs a little from run to run: a mebibyte more does for the next one as well.
   const uint64_t advised = plan.planned_bytes() + base::kMiB;
-  return Status(
-      Code::kResources,
-      base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
-                   base::format_bytes(budget_bytes).c_str(), base::format_bytes(plan.planned_bytes()).c_str(),
-                   itemise(plan).c_str(),
-                   static_cast<unsigned long long>(base::ceil_div(advised, base::kMiB)),
-                   fixed_context ? ", or a smaller context (-c)" : ""));
+  return Status(Code::kResources,
+                base::format("a budget of %s is too small: %s are needed (%s) - use --mem %lluM or more%s",
+                             base::format_bytes(budget_bytes).c_str(),
+                             base::format_bytes(plan.planned_bytes()).c_str(), itemise(plan).c_str(),
+                             static_cast<unsigned long long>(base::ceil_div(advised, base::kMiB)),
+                             fixed_context ? ", or a smaller context (-c)" : ""));
 }
 
 }  // namespace
