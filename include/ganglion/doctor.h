@@ -33,8 +33,16 @@ struct OverlapSample {
 struct KernelSample {
   std::string type;                ///< Of the weights.
   std::string isa;                 ///< Kernel table.
-  size_t tokens = 0;               ///< Evaluated together: 1 as when answering, 64 as when reading a prompt.
-  double multiply_adds_per_s = 0;  ///< One thread, weights in cache.
+  size_t tokens = 0;               ///< Evaluated together: 1 by one thread, weights in cache; or, as when
+                                   ///< reading a prompt, 512 by all threads, weights in memory.
+  double multiply_adds_per_s = 0;  ///< Of one thread.
+};
+
+/// Scores and sums over 512 cached positions.
+struct AttentionSample {
+  std::string kv_type;  ///< "f16", "q8_0", "f32"
+  std::string isa;
+  double multiply_adds_per_s = 0;  ///< Of one thread.
 };
 
 struct DoctorOptions {
@@ -61,6 +69,7 @@ struct DoctorReport {
   std::vector<DiskSample> disk;
   std::vector<OverlapSample> overlap;
   std::vector<KernelSample> kernels;
+  std::vector<AttentionSample> attention;
   std::string device;  ///< device_identity() of what was read.
   int64_t measured_unix_s = 0;
 };
@@ -81,9 +90,11 @@ struct MachineRates {
   double random_reads_per_s = 0;  ///< Of 16 KiB, 32 under way.
   double cpu_s_per_read = 0;      ///< Processor time of such a read.
   // What memory and disk reach at once, as shares of each alone: 1 to 2.
-  double overlap = 2;              ///< With blocks,
-  double overlap_random = 2;       ///< with such small reads.
-  double multiply_adds_per_s = 0;  ///< Of the kernel for `weight_type`, many tokens at once.
+  double overlap = 2;         ///< With blocks,
+  double overlap_random = 2;  ///< with such small reads.
+  // Of all threads:
+  double multiply_adds_per_s = 0;            ///< the kernel for `weight_type`, many tokens at once,
+  double attention_multiply_adds_per_s = 0;  ///< attention over a KV cache of the plan's type.
   std::string weight_type;
   int64_t measured_unix_s = 0;
 };

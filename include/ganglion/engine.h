@@ -69,6 +69,7 @@ struct PlanSummary {
   double neurons_read_per_token = 0;             ///< Of those, neither in memory for good nor cached.
   uint64_t neuron_read_bytes = 0;                ///< Of one such read.
   uint64_t multiply_adds_per_token = 0;          ///< Of weight matrices, the head excluded.
+  uint64_t attention_multiply_adds = 0;          ///< Of a token with each earlier position, in all layers.
   std::string weight_type;                       ///< The type that most of them have.
   std::string first_file;                        ///< A file of the model.
   bool streams = false;

@@ -22,7 +22,10 @@ constexpr size_t kFewReads = 1;
 class IoUringQueue final : public ReadQueue {
  public:
   explicit IoUringQueue(const QueueOptions& options)
-      : depth_(options.depth), most_bytes_(options.most_bytes), direct_(options.allow_direct) {
+      : depth_(options.depth),
+        most_bytes_(options.most_bytes),
+        allow_page_cache_(options.allow_page_cache),
+        direct_(options.allow_direct) {
     stats_.direct = direct_;
   }
 
@@ -49,7 +52,7 @@ class IoUringQueue final : public ReadQueue {
   void submit(std::span<ReadOp* const> ops) override {
     for (ReadOp* op : ops) {
       begin(op, direct_);
-      const bool probe = probe_.due(stats_.operations);
+      const bool probe = allow_page_cache_ && probe_.due(stats_.operations);
       ++stats_.operations;
       if (probe && read_from_page_cache(op)) {
         probe_.answered(true);
@@ -158,6 +161,7 @@ class IoUringQueue final : public ReadQueue {
 
   unsigned depth_;
   size_t most_bytes_;
+  const bool allow_page_cache_;
   bool direct_;
   bool ready_ = false;
   io_uring ring_ = {};

@@ -17,7 +17,8 @@ namespace {
 /// `mutex_` guards the lists and totals; no lock is held across a read or a completion.
 class PreadPool final : public ReadQueue {
  public:
-  explicit PreadPool(const QueueOptions& options) : direct_(options.allow_direct) {
+  explicit PreadPool(const QueueOptions& options)
+      : allow_page_cache_(options.allow_page_cache), direct_(options.allow_direct) {
     stats_.direct = direct_;
     for (int i = 0; i < options.pool_threads; ++i) threads_.emplace_back([this] { thread_main(); });
   }
@@ -76,7 +77,7 @@ class PreadPool final : public ReadQueue {
       work_.wait(lock, [this] { return stop_ || !queued_.empty(); });
       if (stop_) return;
       ReadOp* op = queued_.pop();
-      const bool probe = probe_.due(stats_.operations);
+      const bool probe = allow_page_cache_ && probe_.due(stats_.operations);
       op->direct = op->direct && direct_;
       lock.unlock();
       const bool cached = probe && read_from_page_cache(op);
@@ -117,6 +118,7 @@ class PreadPool final : public ReadQueue {
   PriorityOpList queued_;
   OpList done_;
   IoStats stats_;
+  const bool allow_page_cache_;
   bool direct_;
   PageCacheProbe probe_;
   bool stop_ = false;

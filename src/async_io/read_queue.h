@@ -91,6 +91,7 @@ class ReadQueue {
 struct QueueOptions {
   bool allow_io_uring = true;  ///< Off: the system call is never made.
   bool allow_direct = true;
+  bool allow_page_cache = true;         ///< Off: direct reads always go to the device.
   int pool_threads = 8;                 ///< Of the pread pool.
   unsigned depth = 256;                 ///< Operations in flight on io_uring at most,
   size_t most_bytes = size_t{8} << 20;  ///< and their bytes, but for one read and urgent ones.

@@ -206,6 +206,13 @@ TEST_P(ReadQueueTest, TakesFromThePageCacheWhatIsThere) {
   }
   EXPECT_EQ(q->stats().cached_bytes, 20U * 14001U);
   EXPECT_EQ(q->stats().device_bytes, 0U);
+
+  auto device_only = queue({.allow_page_cache = false});
+  Reads from_device;
+  for (size_t i = 0; i < 20; ++i) from_device.add(file, i * 14001, 14001);
+  from_device.run(*device_only);
+  for (size_t i = 0; i < from_device.size(); ++i) EXPECT_TRUE(from_device.holds(i, bytes));
+  EXPECT_EQ(device_only->stats().cached_bytes, 0U);
 }
 
 TEST_P(ReadQueueTest, LeavesNothingInThePageCache) {

@@ -33,8 +33,15 @@ std::string doctor_text(const DoctorReport& report) {
   for (const KernelSample& sample : report.kernels) {
     char line[128];
     std::snprintf(line, sizeof line,
-                  "kernel            %-6s %2zu tokens %8.1f billion multiply-adds/s per thread\n",
+                  "kernel            %-6s %3zu tokens %8.1f billion multiply-adds/s per thread\n",
                   sample.type.c_str(), sample.tokens, sample.multiply_adds_per_s / 1e9);
+    text += line;
+  }
+  for (const AttentionSample& sample : report.attention) {
+    char line[128];
+    std::snprintf(line, sizeof line,
+                  "attention         %-6s            %8.1f billion multiply-adds/s per thread\n",
+                  sample.kv_type.c_str(), sample.multiply_adds_per_s / 1e9);
     text += line;
   }
   text += "storage           " + report.disk_file + " (" + report.device + ")";

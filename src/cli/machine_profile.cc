@@ -60,6 +60,10 @@ void read_samples(const ordered_json& json, DoctorReport* report) {
                                sample.at("tokens").get<size_t>(),
                                sample.at("multiply_adds_per_s").get<double>()});
   }
+  for (const ordered_json& sample : json.at("attention")) {
+    report->attention.push_back({sample.at("kv_type").get<std::string>(), sample.at("isa").get<std::string>(),
+                                 sample.at("multiply_adds_per_s").get<double>()});
+  }
 }
 
 }  // namespace
@@ -84,6 +88,7 @@ std::string profile_json(const DoctorReport& report) {
                       {"direct_io", report.direct_io},
                       {"memory", ordered_json::array()},
                       {"kernels", ordered_json::array()},
+                      {"attention", ordered_json::array()},
                       {"disk", ordered_json::array()},
                       {"overlap", ordered_json::array()}};
   for (const BandwidthSample& sample : report.memory) {
@@ -94,6 +99,11 @@ std::string profile_json(const DoctorReport& report) {
                               {"isa", sample.isa},
                               {"tokens", sample.tokens},
                               {"multiply_adds_per_s", sample.multiply_adds_per_s}});
+  }
+  for (const AttentionSample& sample : report.attention) {
+    out["attention"].push_back({{"kv_type", sample.kv_type},
+                                {"isa", sample.isa},
+                                {"multiply_adds_per_s", sample.multiply_adds_per_s}});
   }
   for (const DiskSample& sample : report.disk) out["disk"].push_back(disk_json(sample));
   for (const OverlapSample& both : report.overlap) {

@@ -30,11 +30,11 @@ namespace {
 constexpr size_t kBlockBytes = 504 * base::kKiB;
 
 Result<kernels::KvType> parse_kv_type(const std::string& name, const model_config::ModelConfig& config) {
-  if (name == "f16") return kernels::KvType::kF16;
-  if (name == "f32") return kernels::KvType::kF32;
-  if (name != "q8_0") {
+  const auto names = kernels::kv_type_names();
+  const auto type = static_cast<kernels::KvType>(std::find(names.begin(), names.end(), name) - names.begin());
+  if (static_cast<size_t>(type) == names.size())
     return Status(Code::kInvalidArgument, "KV type '" + name + "' is not known - use f16, q8_0 or f32");
-  }
+  if (type != kernels::KvType::kQ8_0) return type;
   if (config.key_dims % 32 != 0 || config.value_dims % 32 != 0) {
     return Status(
         Code::kInvalidArgument,
@@ -42,7 +42,7 @@ Result<kernels::KvType> parse_kv_type(const std::string& name, const model_confi
             "KV type q8_0 needs heads of a multiple of 32 elements, this model has %u and %u - use f16",
             config.key_dims, config.value_dims));
   }
-  return kernels::KvType::kQ8_0;
+  return type;
 }
 
 std::set<uint32_t> expert_matrices(const model::WeightMap& weights) {
@@ -319,6 +319,8 @@ void Runtime::summarise_matrices() {
   }
   const auto most = std::max_element(by_type.begin(), by_type.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (const model_config::LayerConfig& layer : config_.layers)
+    summary_.attention_multiply_adds += uint64_t{layer.heads} * (config_.key_dims + config_.value_dims);
   summary_.weight_type = base::tensor_type_info(most->first).name;
   summary_.first_file = file_->shards().front().path;
 }

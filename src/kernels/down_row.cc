@@ -59,6 +59,11 @@ std::span<const std::string_view, kDownTypes> down_type_names() {
   return kNames;
 }
 
+std::span<const std::string_view, kKvTypes> kv_type_names() {
+  static constexpr std::string_view kNames[kKvTypes] = {"f32", "f16", "q8_0"};
+  return kNames;
+}
+
 size_t down_row_bytes(DownType type, size_t n) {
   constexpr size_t kBlockBytes[kDownTypes] = {18, 26, 34, 64, 128};
   return n / 32 * kBlockBytes[static_cast<size_t>(type)];

@@ -71,6 +71,8 @@ using DequantizeFn = void (*)(const uint8_t* row, size_t n, float* out);
 /// Element types a KV cache can have.
 enum class KvType : uint8_t { kF32, kF16, kQ8_0 };
 inline constexpr size_t kKvTypes = 3;
+/// As options name them, by type: "f32", "f16", "q8_0".
+std::span<const std::string_view, kKvTypes> kv_type_names();
 
 /// scores[j] = sum_i q[i] * k[j][i] in the 16-lane order; rows `stride` bytes apart; n % 32 == 0 for Q8_0.
 using KvDotFn = void (*)(const float* q, const uint8_t* k, size_t stride, size_t count, size_t n,

@@ -89,7 +89,8 @@ std::vector<DiskCase> disk_cases(bool quick) {
 
 Status measure_disk(const std::string& path, bool quick, DoctorReport* report) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
-  const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, &report->io_note);
+  const std::unique_ptr<async_io::ReadQueue> queue =
+      async_io::make_read_queue({.allow_page_cache = false}, &report->io_note);
   neuron_cache::Arena arena(kMostInFlight);
   GANGLION_ASSIGN_OR_RETURN(neuron_cache::Region memory,
                             neuron_cache::Region::reserve(arena, kMostInFlight, "disk measurement"));
@@ -120,11 +121,19 @@ void measure_kernels(bool quick, DoctorReport* report) {
                                          base::TensorType::kQ4_K, base::TensorType::kQ6_K,
                                          base::TensorType::kF16};
   const std::string isa(kernels::available_tables().front()->name);
+  const int64_t ns = quick ? kQuickNs / 2 : kQuickNs;
   for (const base::TensorType type : kTypes) {
-    for (const size_t tokens : {size_t{1}, size_t{64}}) {
-      const double rate = profile::measure_kernel(type, isa, tokens, quick ? kQuickNs / 2 : kQuickNs);
-      report->kernels.push_back({std::string(base::tensor_type_info(type).name), isa, tokens, rate});
+    for (const profile::KernelCase& kernel :
+         {profile::KernelCase{type, isa},
+          profile::prompt_case(type, isa, report->threads, kBandwidthBytes)}) {
+      report->kernels.push_back({std::string(base::tensor_type_info(type).name), isa, kernel.tokens,
+                                 profile::measure_kernel(kernel, kernel.tokens > 1 ? 2 * ns : ns)});
     }
+  }
+  for (size_t type = 0; type < kernels::kKvTypes; ++type) {
+    report->attention.push_back(
+        {std::string(kernels::kv_type_names()[type]), isa,
+         profile::measure_attention(static_cast<kernels::KvType>(type), isa, ns / 2)});
   }
 }
 

@@ -1,41 +1,134 @@
 #include "profile/kernel_rate.h"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <vector>
 
-#include "kernels/kernel_table.h"
+#include "base/units.h"
 #include "kernels/random_blocks.h"
+#include "neuron_cache/arena.h"
 #include "platform/clock.h"
+#include "platform/memory.h"
+#include "platform/threads.h"
 
 namespace ganglion::profile {
 
-double measure_kernel(base::TensorType type, const std::string& isa, size_t tokens, int64_t duration_ns) {
-  constexpr size_t kRows = 64;
-  constexpr size_t kColumns = 2048;
+namespace {
+
+constexpr size_t kPromptTokens = 512;
+constexpr size_t kBytesPerToken = 8 * base::kKiB;  // In little memory, fewer.
+constexpr size_t kPromptWeightBytes = 64 * base::kMiB;
+// The median of so many: other work on the machine distorts single ones.
+constexpr int kParts = 5;
+
+template <typename Measure>
+double median_of(Measure&& measure) {
+  std::array<double, kParts> rates;
+  for (double& rate : rates) rate = measure();
+  std::nth_element(rates.begin(), rates.begin() + kParts / 2, rates.end());
+  return rates[kParts / 2];
+}
+
+const kernels::KernelTable& table_of(const std::string& isa) {
   const kernels::KernelTable* table = kernels::select_table(isa);
-  if (table == nullptr) table = &kernels::reference_table();
-  const kernels::ActivationForm form = kernels::activation_form(type);
-  const size_t row_bytes = base::row_bytes(type, kColumns);
+  return table != nullptr ? *table : kernels::reference_table();
+}
+
+// Memory of its own, as weights have; without address space it is empty.
+class Mapping {
+ public:
+  explicit Mapping(size_t bytes)
+      : bytes_(base::round_up(bytes, neuron_cache::kSegmentBytes)),
+        data_(platform::reserve_address_space(bytes_)) {
+    if (data_ != nullptr) platform::advise_huge_pages(data_, bytes_);
+  }
+  ~Mapping() {
+    if (data_ != nullptr) platform::release_address_space(data_, bytes_);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  uint8_t* data() const { return data_; }
+
+ private:
+  size_t bytes_;
+  uint8_t* data_;
+};
+
+}  // namespace
+
+KernelCase prompt_case(base::TensorType type, const std::string& isa, int threads, size_t memory_bytes) {
+  const size_t tokens = std::clamp(memory_bytes / kBytesPerToken, size_t{32}, kPromptTokens);
+  return {type, isa, threads, tokens, std::min(memory_bytes, kPromptWeightBytes)};
+}
+
+double measure_kernel(const KernelCase& kernel, int64_t duration_ns) {
+  constexpr size_t kRows = 64;
+  constexpr size_t kColumns = 4096;
+  const kernels::KernelTable& table = table_of(kernel.isa);
+  const kernels::ActivationForm form = kernels::activation_form(kernel.type);
+  const size_t row_bytes = base::row_bytes(kernel.type, kColumns);
+  const size_t task_bytes = kRows * row_bytes;
   const size_t x_bytes = kernels::activation_row_bytes(form, kColumns);
-  std::vector<uint8_t> weights(kRows * row_bytes);
+  const auto threads = static_cast<size_t>(kernel.threads);
+  const size_t tasks = std::max(threads, kernel.weight_bytes / task_bytes);
+  const Mapping weights(tasks * task_bytes);
+  const Mapping x(kernel.tokens * x_bytes);
+  const Mapping out(threads * kernel.tokens * kRows * sizeof(float));
+  if (weights.data() == nullptr || x.data() == nullptr || out.data() == nullptr) return 0;
   uint64_t random = 7;
-  kernels::fill_random_blocks(type, kRows * kColumns, &random, weights.data());
+  kernels::fill_random_blocks(kernel.type, kRows * kColumns, &random, weights.data());
+  for (size_t task = 1; task < tasks; ++task)
+    std::copy_n(weights.data(), task_bytes, weights.data() + task * task_bytes);
   std::vector<float> floats(kColumns);
   kernels::fill_random_floats(kColumns, &random, floats.data());
-  constexpr size_t kAlign = 64;
-  std::vector<uint8_t> x(tokens * x_bytes + kAlign);
-  uint8_t* aligned = x.data() + (kAlign - reinterpret_cast<uintptr_t>(x.data()) % kAlign) % kAlign;
-  for (size_t t = 0; t < tokens; ++t)
-    table->store_activation(form, floats.data(), kColumns, aligned + t * x_bytes);
-  std::vector<float> out(tokens * kRows);
-  const kernels::MatmulArgs args = {weights.data(), row_bytes, kRows,      kColumns, aligned,
-                                    x_bytes,        tokens,    out.data(), kRows};
-  const int64_t start = platform::now_ns();
-  double done = 0;
-  while (platform::now_ns() - start < duration_ns) {
-    table->matmul[static_cast<size_t>(type)](args);
-    done += static_cast<double>(kRows * kColumns * tokens);
+  for (size_t t = 0; t < kernel.tokens; ++t)
+    table.store_activation(form, floats.data(), kColumns, x.data() + t * x_bytes);
+  platform::ThreadPool pool(kernel.threads);
+  std::atomic<size_t> next{0};
+  return median_of([&] {
+    const size_t before = next.load();
+    const int64_t start = platform::now_ns();
+    pool.parallel_for(threads, 1, [&](size_t first, size_t last, int) {
+      for (size_t i = first; i < last; ++i) {
+        auto* to = reinterpret_cast<float*>(out.data()) + i * kernel.tokens * kRows;
+        while (platform::now_ns() - start < duration_ns / kParts) {
+          const size_t task = next.fetch_add(1, std::memory_order_relaxed) % tasks;
+          table.matmul[static_cast<size_t>(kernel.type)]({weights.data() + task * task_bytes, row_bytes,
+                                                          kRows, kColumns, x.data(), x_bytes, kernel.tokens,
+                                                          to, kRows});
+        }
+      }
+    });
+    const double ns = static_cast<double>(platform::now_ns() - start);
+    return static_cast<double>((next.load() - before) * kRows * kColumns * kernel.tokens) * 1e9 / ns /
+           kernel.threads;
+  });
+}
+
+double measure_attention(kernels::KvType type, const std::string& isa, int64_t duration_ns) {
+  constexpr size_t kPositions = 512;
+  constexpr size_t kHead = 128;
+  constexpr size_t kStride = kHead * sizeof(float);  // Of the widest type.
+  const kernels::KernelTable& table = table_of(isa);
+  const auto index = static_cast<size_t>(type);
+  uint64_t random = 7;
+  std::vector<float> x(kHead), scores(kPositions), out(kHead);
+  std::vector<uint8_t> rows(kPositions * kStride);
+  for (size_t j = 0; j < kPositions; ++j) {
+    kernels::fill_random_floats(kHead, &random, x.data());
+    table.kv_store[index](x.data(), kHead, rows.data() + j * kStride);
   }
-  return done * 1e9 / static_cast<double>(platform::now_ns() - start);
+  return median_of([&] {
+    const int64_t start = platform::now_ns();
+    double done = 0;
+    while (platform::now_ns() - start < duration_ns / kParts) {
+      table.kv_dot[index](x.data(), rows.data(), kStride, kPositions, kHead, scores.data());
+      table.kv_axpy[index](scores.data(), rows.data(), kStride, kPositions, kHead, out.data());
+      done += 2 * kPositions * kHead;
+    }
+    return done * 1e9 / static_cast<double>(platform::now_ns() - start);
+  });
 }
 
 }  // namespace ganglion::profile

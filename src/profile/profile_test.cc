@@ -55,6 +55,7 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
   PlanSummary plan;
   plan.threads = report.value().threads;
   plan.isa = report.value().kernel_tables.front();
+  plan.kv_type = "f16";
   for (const char* type : {"Q4_0", "Q8_0", "Q4_K"}) {
     plan.weight_type = type;
     const auto rates = rates_from(report.value(), plan);
@@ -74,6 +75,7 @@ TEST(Predict, GeneratedTokensOfAPackCostWhatTheyTouchAndTheReadsOfNeurons) {
   rates.random_reads_per_s = 50'000;
   rates.cpu_s_per_read = 1e-5;
   rates.multiply_adds_per_s = 1e11;
+  rates.attention_multiply_adds_per_s = 1e10;
   PlanSummary plan;
   plan.chunk = 64;
   plan.resident_weight_bytes = 1'000'000'000;
@@ -94,6 +96,27 @@ TEST(Predict, GeneratedTokensOfAPackCostWhatTheyTouchAndTheReadsOfNeurons) {
   EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.5, 1e-6);
   rates.overlap_random = 1.1;
   EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 2.2, 1e-6);
+}
+
+TEST(Predict, PromptsCostProductsAndAttentionOverHalfTheirChunk) {
+  MachineRates rates;
+  rates.threads = 2;
+  rates.memory_bytes_per_s = 1e10;
+  rates.disk_bytes_per_s = 1e9;
+  rates.multiply_adds_per_s = 1e11;
+  rates.attention_multiply_adds_per_s = 1e10;
+  PlanSummary plan;
+  plan.chunk = 100;
+  plan.resident_weight_bytes = 1'000'000'000;
+  plan.multiply_adds_per_token = 1'000'000'000;
+  plan.attention_multiply_adds = 1'000'000;
+  // 10 ms of products, 50 earlier positions of 0.1 ms each.
+  EXPECT_NEAR(predict(plan, rates).prefill_tokens_per_s, 1 / 0.015, 1e-6);
+  EXPECT_EQ(predict(plan, rates).prefill_limit, "compute");
+  // Read once a chunk, 3 s.
+  plan.streamed_bytes_per_token = 3'000'000'000;
+  EXPECT_NEAR(predict(plan, rates).prefill_tokens_per_s, 100 / 3.0, 1e-6);
+  EXPECT_EQ(predict(plan, rates).prefill_limit, "disk");
 }
 
 }  // namespace

@@ -29,7 +29,6 @@ using profile::kBundleReads;
 namespace {
 
 constexpr int64_t kProbeNs = 200'000'000;
-constexpr size_t kManyTokens = 64;
 constexpr uint64_t kLeastTarget = kBlockReads.bytes * kBlockReads.depth;
 constexpr uint64_t kMostTarget = 64 * base::kMiB;
 static_assert(kBundleReads.bytes * kBundleReads.depth <= kLeastTarget);
@@ -48,7 +47,8 @@ void set_disk_rates(const DiskSample& blocks, const DiskSample& bundles, Machine
 // Fills the rates of the disk that a file lies on; memory's is known.
 Status measure_disk(const std::string& path, uint64_t memory_bytes, MachineRates* rates) {
   GANGLION_ASSIGN_OR_RETURN(const platform::File file, platform::File::open(path));
-  const std::unique_ptr<async_io::ReadQueue> queue = async_io::make_read_queue({}, nullptr);
+  const std::unique_ptr<async_io::ReadQueue> queue =
+      async_io::make_read_queue({.allow_page_cache = false}, nullptr);
   const uint64_t least = base::round_up(file.size() / 8 + 1, async_io::kIoAlignment);
   const uint64_t target = std::clamp(memory_bytes / 2, kLeastTarget, kMostTarget);
   neuron_cache::Arena arena(base::round_up(target, neuron_cache::kSegmentBytes));
@@ -77,16 +77,16 @@ Status measure_disk(const std::string& path, uint64_t memory_bytes, MachineRates
 
 bool complete(const MachineRates& rates) {
   return rates.memory_bytes_per_s > 0 && rates.disk_bytes_per_s > 0 && rates.random_reads_per_s > 0 &&
-         rates.multiply_adds_per_s > 0;
+         rates.multiply_adds_per_s > 0 && rates.attention_multiply_adds_per_s > 0;
 }
 
-// One file per device, thread count, kernels and type.
+// One file per device, thread count, kernels and types.
 std::string cache_path(const std::string& cache_dir, const PlanSummary& plan) {
   struct stat info = {};
   const unsigned long long device =
       ::stat(plan.first_file.c_str(), &info) == 0 ? static_cast<unsigned long long>(info.st_dev) : 0;
-  return cache_dir + base::format("/rates-%llx-%d-%s-%s", device, plan.threads, plan.isa.c_str(),
-                                  plan.weight_type.c_str());
+  return cache_dir + base::format("/rates-%llx-%d-%s-%s-%s", device, plan.threads, plan.isa.c_str(),
+                                  plan.weight_type.c_str(), plan.kv_type.c_str());
 }
 
 }  // namespace
@@ -103,9 +103,16 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
   rates.memory_bytes_per_s = profile::measure_memory_bandwidth(plan.threads, memory_bytes);
   GANGLION_RETURN_IF_ERROR(measure_disk(plan.first_file, memory_bytes, &rates));
   for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
-    if (type.name == plan.weight_type)
-      rates.multiply_adds_per_s =
-          plan.threads * profile::measure_kernel(type.type, plan.isa, kManyTokens, kProbeNs / 2);
+    if (type.name != plan.weight_type) continue;
+    const profile::KernelCase prompt =
+        profile::prompt_case(type.type, plan.isa, plan.threads, memory_bytes / 2);
+    rates.multiply_adds_per_s = plan.threads * profile::measure_kernel(prompt, kProbeNs / 2);
+  }
+  for (size_t type = 0; type < kernels::kKvTypes; ++type) {
+    if (kernels::kv_type_names()[type] != plan.kv_type) continue;
+    rates.attention_multiply_adds_per_s =
+        plan.threads *
+        profile::measure_attention(static_cast<kernels::KvType>(type), plan.isa, kProbeNs / 10);
   }
   rates.measured_unix_s = static_cast<int64_t>(std::time(nullptr));
   return rates;
@@ -117,8 +124,8 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
   MachineRates rates;
   std::string cpu;
   in >> rates.measured_unix_s >> rates.memory_bytes_per_s >> rates.disk_bytes_per_s >>
-      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s >> rates.overlap >>
-      rates.overlap_random;
+      rates.random_reads_per_s >> rates.cpu_s_per_read >> rates.multiply_adds_per_s >>
+      rates.attention_multiply_adds_per_s >> rates.overlap >> rates.overlap_random;
   std::getline(in >> std::ws, cpu);
   const int64_t age = static_cast<int64_t>(std::time(nullptr)) - rates.measured_unix_s;
   if (in.fail() || cpu != platform::cpu_model_name() || age < 0 || age > most_age_s || !complete(rates)) {
@@ -132,9 +139,10 @@ Result<MachineRates> load_rates(const std::string& cache_dir, const PlanSummary&
 
 Status save_rates(const std::string& cache_dir, const PlanSummary& plan, const MachineRates& rates) {
   const std::string text = base::format(
-      "%lld %.0f %.0f %.0f %.9f %.0f %.3f %.3f\n%s\n", static_cast<long long>(rates.measured_unix_s),
+      "%lld %.0f %.0f %.0f %.9f %.0f %.0f %.3f %.3f\n%s\n", static_cast<long long>(rates.measured_unix_s),
       rates.memory_bytes_per_s, rates.disk_bytes_per_s, rates.random_reads_per_s, rates.cpu_s_per_read,
-      rates.multiply_adds_per_s, rates.overlap, rates.overlap_random, platform::cpu_model_name().c_str());
+      rates.multiply_adds_per_s, rates.attention_multiply_adds_per_s, rates.overlap, rates.overlap_random,
+      platform::cpu_model_name().c_str());
   ::mkdir(cache_dir.c_str(), 0755);
   return platform::write_file_atomically(cache_path(cache_dir, plan),
                                          {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
@@ -156,8 +164,12 @@ Result<MachineRates> rates_from(const DoctorReport& report, const PlanSummary& p
   }
   set_disk_rates(blocks, bundles, &rates);
   for (const KernelSample& sample : report.kernels) {
-    if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens == kManyTokens)
+    if (sample.type == plan.weight_type && sample.isa == plan.isa && sample.tokens > 1)
       rates.multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
+  }
+  for (const AttentionSample& sample : report.attention) {
+    if (sample.kv_type == plan.kv_type && sample.isa == plan.isa)
+      rates.attention_multiply_adds_per_s = plan.threads * sample.multiply_adds_per_s;
   }
   for (const OverlapSample& both : report.overlap) {
     if (!complete(rates) || both.threads != plan.threads) continue;
@@ -228,8 +240,11 @@ Prediction predict(const PlanSummary& plan, const MachineRates& rates) {
   const double chunk_read = static_cast<double>(plan.streamed_bytes_per_token) +
                             (1 - cached) * std::min(static_cast<double>(plan.expert_bytes),
                                                     chunk * static_cast<double>(plan.expert_bytes_per_token));
+  // Of a first chunk: its tokens see half of it before them.
   const double compute_s =
-      chunk * static_cast<double>(plan.multiply_adds_per_token) / rates.multiply_adds_per_s;
+      chunk *
+      (static_cast<double>(plan.multiply_adds_per_token) / rates.multiply_adds_per_s +
+       chunk / 2 * static_cast<double>(plan.attention_multiply_adds) / rates.attention_multiply_adds_per_s);
   const double chunk_disk_s = chunk_read / rates.disk_bytes_per_s;
   prediction.prefill_tokens_per_s = chunk / seconds_of(compute_s, chunk_disk_s, rates.overlap);
   prediction.prefill_limit = chunk_disk_s > compute_s ? "disk" : "compute";
