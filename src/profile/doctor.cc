@@ -122,12 +122,13 @@ void measure_kernels(bool quick, DoctorReport* report) {
                                          base::TensorType::kF16};
   const std::string isa(kernels::available_tables().front()->name);
   const int64_t ns = quick ? kQuickNs / 2 : kQuickNs;
+  const int64_t prompt_ns = quick ? kQuickNs : 2 * kSampleNs;
   for (const base::TensorType type : kTypes) {
     for (const profile::KernelCase& kernel :
          {profile::KernelCase{type, isa},
           profile::prompt_case(type, isa, report->threads, kBandwidthBytes)}) {
       report->kernels.push_back({std::string(base::tensor_type_info(type).name), isa, kernel.tokens,
-                                 profile::measure_kernel(kernel, kernel.tokens > 1 ? 2 * ns : ns)});
+                                 profile::measure_kernel(kernel, kernel.tokens > 1 ? prompt_ns : ns)});
     }
   }
   for (size_t type = 0; type < kernels::kKvTypes; ++type) {
