@@ -124,12 +124,11 @@ void measure_kernels(bool quick, DoctorReport* report) {
   const int64_t ns = quick ? kQuickNs / 2 : kQuickNs;
   const int64_t prompt_ns = quick ? kQuickNs : 2 * kSampleNs;
   for (const base::TensorType type : kTypes) {
-    for (const profile::KernelCase& kernel :
-         {profile::KernelCase{type, isa},
-          profile::prompt_case(type, isa, report->threads, kBandwidthBytes)}) {
-      report->kernels.push_back({std::string(base::tensor_type_info(type).name), isa, kernel.tokens,
-                                 profile::measure_kernel(kernel, kernel.tokens > 1 ? prompt_ns : ns)});
-    }
+    const std::string name(base::tensor_type_info(type).name);
+    report->kernels.push_back({name, isa, 1, profile::measure_kernel(type, isa, ns)});
+    report->kernels.push_back(
+        {name, isa, profile::prompt_tokens(kBandwidthBytes),
+         profile::measure_prompt_kernel(type, isa, report->threads, kBandwidthBytes, prompt_ns)});
   }
   for (size_t type = 0; type < kernels::kKvTypes; ++type) {
     report->attention.push_back(

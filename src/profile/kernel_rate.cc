@@ -16,8 +16,11 @@ namespace ganglion::profile {
 
 namespace {
 
+constexpr size_t kColumns = 4096;
+constexpr size_t kLongColumns = 14336;
+constexpr double kLongShare = 0.25;
 constexpr size_t kPromptTokens = 512;
-constexpr size_t kBytesPerToken = 8 * base::kKiB;  // In little memory, fewer.
+constexpr size_t kBytesPerToken = 32 * base::kKiB;  // In little memory, fewer.
 constexpr size_t kPromptWeightBytes = 64 * base::kMiB;
 // The median of so many: other work on the machine distorts single ones.
 constexpr int kParts = 5;
@@ -55,21 +58,23 @@ class Mapping {
   uint8_t* data_;
 };
 
-}  // namespace
+// A matrix product that all threads compute at once, each on rows of its own.
+struct KernelCase {
+  base::TensorType type{};
+  std::string isa;
+  int threads = 1;
+  size_t tokens = 1;
+  size_t columns = kColumns;
+  size_t weight_bytes = 0;  // Walked through by all threads together; 0: what stays in caches.
+};
 
-KernelCase prompt_case(base::TensorType type, const std::string& isa, int threads, size_t memory_bytes) {
-  const size_t tokens = std::clamp(memory_bytes / kBytesPerToken, size_t{32}, kPromptTokens);
-  return {type, isa, threads, tokens, std::min(memory_bytes, kPromptWeightBytes)};
-}
-
-double measure_kernel(const KernelCase& kernel, int64_t duration_ns) {
+double measure(const KernelCase& kernel, int64_t duration_ns) {
   constexpr size_t kRows = 64;
-  constexpr size_t kColumns = 4096;
   const kernels::KernelTable& table = table_of(kernel.isa);
   const kernels::ActivationForm form = kernels::activation_form(kernel.type);
-  const size_t row_bytes = base::row_bytes(kernel.type, kColumns);
+  const size_t row_bytes = base::row_bytes(kernel.type, kernel.columns);
   const size_t task_bytes = kRows * row_bytes;
-  const size_t x_bytes = kernels::activation_row_bytes(form, kColumns);
+  const size_t x_bytes = kernels::activation_row_bytes(form, kernel.columns);
   const auto threads = static_cast<size_t>(kernel.threads);
   const size_t tasks = std::max(threads, kernel.weight_bytes / task_bytes);
   const Mapping weights(tasks * task_bytes);
@@ -77,13 +82,13 @@ double measure_kernel(const KernelCase& kernel, int64_t duration_ns) {
   const Mapping out(threads * kernel.tokens * kRows * sizeof(float));
   if (weights.data() == nullptr || x.data() == nullptr || out.data() == nullptr) return 0;
   uint64_t random = 7;
-  kernels::fill_random_blocks(kernel.type, kRows * kColumns, &random, weights.data());
+  kernels::fill_random_blocks(kernel.type, kRows * kernel.columns, &random, weights.data());
   for (size_t task = 1; task < tasks; ++task)
     std::copy_n(weights.data(), task_bytes, weights.data() + task * task_bytes);
-  std::vector<float> floats(kColumns);
-  kernels::fill_random_floats(kColumns, &random, floats.data());
+  std::vector<float> floats(kernel.columns);
+  kernels::fill_random_floats(kernel.columns, &random, floats.data());
   for (size_t t = 0; t < kernel.tokens; ++t)
-    table.store_activation(form, floats.data(), kColumns, x.data() + t * x_bytes);
+    table.store_activation(form, floats.data(), kernel.columns, x.data() + t * x_bytes);
   platform::ThreadPool pool(kernel.threads);
   std::atomic<size_t> next{0};
   return median_of([&] {
@@ -95,15 +100,38 @@ double measure_kernel(const KernelCase& kernel, int64_t duration_ns) {
         while (platform::now_ns() - start < duration_ns / kParts) {
           const size_t task = next.fetch_add(1, std::memory_order_relaxed) % tasks;
           table.matmul[static_cast<size_t>(kernel.type)]({weights.data() + task * task_bytes, row_bytes,
-                                                          kRows, kColumns, x.data(), x_bytes, kernel.tokens,
-                                                          to, kRows});
+                                                          kRows, kernel.columns, x.data(), x_bytes,
+                                                          kernel.tokens, to, kRows});
         }
       }
     });
     const double ns = static_cast<double>(platform::now_ns() - start);
-    return static_cast<double>((next.load() - before) * kRows * kColumns * kernel.tokens) * 1e9 / ns /
+    return static_cast<double>((next.load() - before) * kRows * kernel.columns * kernel.tokens) * 1e9 / ns /
            kernel.threads;
   });
+}
+
+}  // namespace
+
+double measure_kernel(base::TensorType type, const std::string& isa, int64_t duration_ns) {
+  return measure({.type = type, .isa = isa}, duration_ns);
+}
+
+size_t prompt_tokens(size_t memory_bytes) {
+  return std::clamp(memory_bytes / kBytesPerToken, size_t{32}, kPromptTokens);
+}
+
+double measure_prompt_kernel(base::TensorType type, const std::string& isa, int threads, size_t memory_bytes,
+                             int64_t duration_ns) {
+  KernelCase kernel = {.type = type,
+                       .isa = isa,
+                       .threads = threads,
+                       .tokens = prompt_tokens(memory_bytes),
+                       .weight_bytes = std::min(memory_bytes, kPromptWeightBytes)};
+  const double usual = measure(kernel, duration_ns / 2);
+  kernel.columns = kLongColumns;
+  const double long_rows = measure(kernel, duration_ns / 2);
+  return 1 / ((1 - kLongShare) / usual + kLongShare / long_rows);
 }
 
 double measure_attention(kernels::KvType type, const std::string& isa, int64_t duration_ns) {

@@ -104,9 +104,9 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
   GANGLION_RETURN_IF_ERROR(measure_disk(plan.first_file, memory_bytes, &rates));
   for (const base::TensorTypeInfo& type : base::all_tensor_types()) {
     if (type.name != plan.weight_type) continue;
-    const profile::KernelCase prompt =
-        profile::prompt_case(type.type, plan.isa, plan.threads, memory_bytes / 2);
-    rates.multiply_adds_per_s = plan.threads * profile::measure_kernel(prompt, kProbeNs / 2);
+    rates.multiply_adds_per_s =
+        plan.threads *
+        profile::measure_prompt_kernel(type.type, plan.isa, plan.threads, memory_bytes / 2, kProbeNs / 2);
   }
   for (size_t type = 0; type < kernels::kKvTypes; ++type) {
     if (kernels::kv_type_names()[type] != plan.kv_type) continue;
