@@ -139,6 +139,7 @@ class ForwardPass {
   base::Status look_ahead(size_t layer);
   void guess_input(size_t layer, FormSet forms);
   base::Status guess_experts(size_t layer);
+  void leave_experts(size_t layer, size_t begin, size_t end);
   void skip_expert(const model::LayerWeights& weights, uint32_t expert);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
   base::Status expert_wave(size_t layer, size_t begin, size_t end);

@@ -74,6 +74,7 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
       end = buffers_->expert_begin[expert + 1];
     }
     GANGLION_RETURN_IF_ERROR(expert_wave(layer, begin, end));
+    if (rows > kSparseRows && !bundled) leave_experts(layer, begin, end);
     for_rows(rows, [&](size_t i) {
       for (size_t slot = i * used; slot < (i + 1) * used; ++slot) {
         const size_t place = buffers_->place_of[slot];
@@ -86,6 +87,16 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
     begin = end;
   }
   return base::ok_status();
+}
+
+// More rows than answers have use nearly all experts of every layer: the next ones displace these, not what
+// the cache has kept for answers.
+void ForwardPass::leave_experts(size_t layer, size_t begin, size_t end) {
+  for (size_t i = begin; i < end;) {
+    const uint32_t expert = buffers_->routed[buffers_->by_expert[i]].expert;
+    context_.stream->leave_expert(static_cast<uint32_t>(layer * context_.config->moe.expert_count + expert));
+    i = buffers_->expert_begin[expert + 1];
+  }
 }
 
 // The blocks of an expert that no row of this pass was routed to are not waited for.

@@ -19,6 +19,8 @@ BlockCache::BlockCache(BlockId first_block, std::vector<uint32_t> group_of, uint
   for (uint32_t i = 0; i < slot_of_.size(); ++i)
     group_blocks_[group_of_.empty() ? i : group_of_[i]].push_back(i);
   group_resident_.resize(group_count, 0);
+  group_new_.resize(group_count, false);
+  giving_way_.reserve(group_count);
   recent_.start(group_count, options.short_half_life_ticks, options.short_share);
   lasting_.start(group_count, options.long_half_life_ticks, 1 - options.short_share);
 }
@@ -46,12 +48,15 @@ uint8_t* BlockCache::begin_load(BlockId block, bool force) {
   const uint32_t group = group_of(block);
   if (free_.empty()) {
     const float below = force ? std::numeric_limits<float>::infinity() : heat(group);
-    if (!evict_coldest(group, below) && !(force && evict_one_of(group))) return nullptr;
+    const bool found =
+        (force && evict_given_way(group)) || evict_coldest(group, below) || (force && evict_one_of(group));
+    if (!found) return nullptr;
   }
   const uint32_t slot = free_.back();
   free_.pop_back();
   slots_[slot] = {block, 0, true, false, nullptr};
   slot_of_[block - first_block_] = slot;
+  group_new_[group] = true;
   return memory_.data() + slot * slot_bytes_;
 }
 
@@ -116,6 +121,23 @@ void BlockCache::DecayedUses::tick() {
 void BlockCache::tick() {
   recent_.tick();
   lasting_.tick();
+  std::fill(group_new_.begin(), group_new_.end(), false);
+  giving_way_.clear();
+}
+
+void BlockCache::give_way(uint32_t group) {
+  if (!group_new_[group]) return;
+  giving_way_.push_back(group);
+  group_new_[group] = false;
+}
+
+bool BlockCache::evict_given_way(uint32_t but_group) {
+  while (!giving_way_.empty() && giving_way_.back() != but_group) {
+    const uint32_t group = giving_way_.back();
+    giving_way_.pop_back();
+    if (evict_group(group)) return true;
+  }
+  return false;
 }
 
 bool BlockCache::evict_coldest(uint32_t but_group, float below) {
@@ -130,14 +152,20 @@ bool BlockCache::evict_coldest(uint32_t but_group, float below) {
     coldest = group;
     least = heat(group);
   }
-  if (coldest == kNone) return false;
-  for (const uint32_t block : group_blocks_[coldest]) {
+  return coldest != kNone && evict_group(coldest);
+}
+
+// What of it is neither loading nor pinned; false if that is nothing.
+bool BlockCache::evict_group(uint32_t group) {
+  bool any = false;
+  for (const uint32_t block : group_blocks_[group]) {
     const uint32_t slot = slot_of_[block];
     if (!evictable(slot)) continue;
     free_slot(slot);
     ++evictions_;
+    any = true;
   }
-  return true;
+  return any;
 }
 
 // The last one: a group is used from its first block on, so that the first ones are what the next use meets

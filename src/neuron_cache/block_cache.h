@@ -77,6 +77,10 @@ class BlockCache {
     lasting_.uses[group] += lasting_.increment;
   }
   void tick();
+  /// The group has been used and will not be soon: if it was loaded since the last tick(), it is what
+  /// begin_load() with `force` displaces first until the next one, the latest first. A prompt uses all
+  /// experts in turn: those that give way to each other leave alone what was there before.
+  void give_way(uint32_t group);
   /// Estimated uses per tick.
   float heat(uint32_t group) const {
     return recent_.rate_scale * recent_.uses[group] + lasting_.rate_scale * lasting_.uses[group];
@@ -111,7 +115,9 @@ class BlockCache {
     void tick();
     void set_scale() { rate_scale = share * (growth - 1) / (growth * increment); }
   };
+  bool evict_given_way(uint32_t but_group);
   bool evict_coldest(uint32_t but_group, float below);
+  bool evict_group(uint32_t group);
   bool evict_one_of(uint32_t group);
   bool evictable(uint32_t slot) const {
     return slot != kNone && !slots_[slot].loading && slots_[slot].pins == 0;
@@ -127,6 +133,8 @@ class BlockCache {
   std::vector<uint32_t> slot_of_;                    // by block
   std::vector<std::vector<uint32_t>> group_blocks_;  // blocks of each group
   std::vector<uint32_t> group_resident_;             // resident blocks of each group
+  std::vector<bool> group_new_;                      // a block of it was loaded since the last tick
+  std::vector<uint32_t> giving_way_;                 // groups, the latest last
   DecayedUses recent_;
   DecayedUses lasting_;
   uint64_t evictions_ = 0;

@@ -50,6 +50,46 @@ TEST(BlockCache, EvictsTheColdestGroupWholeAndNeverAPinnedBlock) {
   cache.unpin(10);
 }
 
+TEST(BlockCache, GroupsThatGiveWayLeaveOthersAlone) {
+  // Ten groups in turn, again and again, through a cache of four: all but one slot keep what they hold.
+  constexpr uint32_t kGroups = 10;
+  std::vector<uint8_t> memory(4 * kSlot);
+  BlockCache cache(0, {}, kGroups, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  for (int pass = 0; pass < 5; ++pass) {
+    size_t hits = 0;
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      cache.touch_group(group);
+      if (cache.state(group) == BlockState::kResident) {
+        ++hits;
+      } else {
+        uint8_t* slot = cache.begin_load(group, true);
+        ASSERT_NE(slot, nullptr);
+        cache.complete(group, true, slot);
+      }
+      cache.give_way(group);
+    }
+    cache.tick();
+    EXPECT_GE(hits, pass == 0 ? 0U : 2U) << pass;
+  }
+}
+
+TEST(BlockCache, APinnedGroupDoesNotGiveWay) {
+  std::vector<uint8_t> memory(2 * kSlot);
+  BlockCache cache(0, {}, 3, kSlot);
+  ASSERT_TRUE(cache.try_set_memory(memory));
+  for (uint32_t block : {0U, 1U}) {
+    uint8_t* slot = cache.begin_load(block, true);
+    cache.complete(block, true, slot);
+    cache.give_way(block);
+  }
+  cache.pin(1);
+  ASSERT_NE(cache.begin_load(2, true), nullptr);
+  EXPECT_EQ(cache.state(1), BlockState::kResident);
+  EXPECT_EQ(cache.state(0), BlockState::kAbsent);
+  cache.unpin(1);
+}
+
 TEST(BlockCache, HeatFades) {
   BlockCache cache(0, {}, 2, kSlot);
   cache.touch_group(0);

@@ -121,7 +121,9 @@ class NeuronStream {
 
   /// Counts a use of an expert (a group of StreamConfig::expert_group), before its blocks are requested.
   void use_expert(uint32_t group);
-  /// A token is done: older uses fade.
+  /// A prompt is done with an expert: it gives way to the next ones if it was read for this pass.
+  void leave_expert(uint32_t group) { experts_->give_way(group); }
+  /// A pass is done: older uses fade.
   void tick();
 
   /// Counts a wait of the pass for a read of its own.
