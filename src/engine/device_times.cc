@@ -21,7 +21,8 @@ namespace {
 
 // As many bytes as make caches a small part of the matter.
 constexpr uint64_t kMeasuredBytes = uint64_t{8} << 20;
-constexpr uint32_t kLeastBlocks = 4;
+constexpr uint64_t kWindowParts = 4;
+constexpr uint32_t kLeastBlocks = 2;
 constexpr uint32_t kMostBlocks = 16;
 constexpr int kTries = 3;
 constexpr int64_t kDeadlineNs = 1'000'000'000;
@@ -98,8 +99,9 @@ Result<DeviceTimes> measure_device(Backend& backend, const FfnLayer& layer, std:
   const uint64_t block_bytes = layer.block_neurons * (base::row_bytes(layer.format.gate, layer.dim) +
                                                       base::row_bytes(layer.format.up, layer.dim) +
                                                       kernels::down_row_bytes(layer.format.down, layer.dim));
+  const uint64_t most_bytes = std::min(kMeasuredBytes, device.windows[device.queues[0]] / kWindowParts);
   const auto blocks =
-      static_cast<uint32_t>(std::clamp<uint64_t>(kMeasuredBytes / block_bytes, kLeastBlocks, kMostBlocks));
+      static_cast<uint32_t>(std::clamp<uint64_t>(most_bytes / block_bytes, kLeastBlocks, kMostBlocks));
   const TestBundles bundles = accelerator::random_bundles(layer, blocks, 1);
   Rig rig(backend, layer.layer);
   GANGLION_ASSIGN_OR_RETURN(const BufferId weights, accelerator::upload(backend, bundles, device.queues[0]));
