@@ -95,7 +95,12 @@ void Runtime::describe_hot_sets() {
     }
   }
   layout.most_rows = kSparseRows;
-  layout.buckets = HotClusters::kept_buckets(device.ffn_buckets, count, device.graph_limit);
+  // Larger batches than this engine is asked to expect are divided.
+  std::span<const uint32_t> buckets = device.ffn_buckets;
+  const size_t expected = std::max(options_.sequences, options_.logit_rows);
+  while (buckets.size() > 1 && buckets[buckets.size() - 2] >= expected)
+    buckets = buckets.first(buckets.size() - 1);
+  layout.buckets = HotClusters::kept_buckets(buckets, count, device.graph_limit);
   layout.neurons.assign(layout.buckets.size(), 0);
 }
 

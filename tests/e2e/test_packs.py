@@ -150,7 +150,7 @@ class Packs(Cli):
         hot = run("--device", "sim", "--hot-neurons", "64", "-t", "1")
         self.assertIn("hot neurons dense on sim: 64 of 512 in 2 of 2 layers", hot.stderr)
         self.assertEqual(run("--device", "sim", "--hot-neurons", "64", "--mem", "min").stdout, hot.stdout)
-        done = ganglion("bench", "-m", out, "--device", "sim", "--hot-neurons", "0,64,64,128", "--parallel", "4", "-p", "0", "-n", "8",
+        done = ganglion("bench", "-m", out, "--device", "sim", "--hot-neurons", "0,64,64,128", "--parallel", "5", "-p", "0", "-n", "8",
                         "-r", "1", "-o", "json")
         self.assertEqual(done.returncode, 0, done.stderr)
         facts = json.loads(done.stdout)
