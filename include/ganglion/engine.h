@@ -36,6 +36,12 @@ struct EngineOptions {
   bool exact = false;             ///< A pack: generate with all neurons, as the source would.
   uint64_t beside_bytes = 0;      ///< Of the budget: what others in this process will take (a draft model).
   SparseParts sparse_parts = SparseParts::kAll;
+  /// "none", or an accelerator that computes a pack's most frequent neurons: "sim", ... These then contribute
+  /// wherever their gates are open, no predictor being asked.
+  std::string device = "none";
+  /// How many of each layer (and expert), rounded up to blocks: one number, or one for each number of rows
+  /// that the device knows (1, 2, 4, 8), ascending. Empty: planned, perhaps none.
+  std::vector<uint32_t> hot_neurons;
   bool verify_bundles = false;  ///< A pack: compare bundles with their checksums as they are read.
   size_t logit_rows = 1;        ///< Rows whose logits are computed together (perplexity takes more).
   size_t sequences = 1;         ///< Sessions that the KV cache has room for, each with a full context.
@@ -70,8 +76,10 @@ struct PlanSummary {
   uint64_t neuron_read_bytes = 0;                ///< Of one such read.
   uint64_t multiply_adds_per_token = 0;          ///< Of weight matrices, the head excluded.
   uint64_t attention_multiply_adds = 0;          ///< Of a token with each earlier position, in all layers.
-  std::string weight_type;                       ///< The type that most of them have.
-  std::string first_file;                        ///< A file of the model.
+  std::string device;  ///< What a device does, in a line, or why it does nothing; empty: none was asked for.
+  std::vector<uint32_t> hot_neurons;  ///< That it computes, of each layer or expert: by rows, ascending.
+  std::string weight_type;            ///< The type that most of them have.
+  std::string first_file;             ///< A file of the model.
   bool streams = false;
   size_t context = 0;
   size_t context_trained = 0;
@@ -103,6 +111,12 @@ struct EngineStats {
   uint64_t neurons_read = 0;        ///< ...had to be read.
   uint64_t neurons_ahead = 0;       ///< Neurons read before they were predicted...
   uint64_t neurons_ahead_used = 0;  ///< ...and then predicted.
+  // Of a device:
+  uint64_t hot_calls = 0;
+  uint64_t hot_calls_ahead = 0;  ///< Of those, made before the processor began the layer's other neurons.
+  uint64_t hot_recomputed = 0;   ///< Calls that failed: the processor has computed the same neurons.
+  int64_t hot_wait_ns = 0;       ///< Time in which the processor waited for it.
+  std::string device_lost = {};  ///< Why it was given up, the processor going on alone; empty: it was not.
 };
 
 /// What the process has used so far at most.

@@ -38,6 +38,9 @@ struct Measured {
   uint64_t misses = 0;
   // Of packs: neurons, and read requests.
   uint64_t resident = 0, cached = 0, read = 0, reads = 0;
+  // Of a device.
+  uint64_t hot_calls = 0;
+  int64_t hot_wait_ns = 0;
   EngineStats last;
 };
 
@@ -151,6 +154,8 @@ class Bench {
     measured_.cached += after.neurons_cached - before.neurons_cached;
     measured_.read += after.neurons_read - before.neurons_read;
     measured_.reads += after.reads - before.reads;
+    measured_.hot_calls += after.hot_calls - before.hot_calls;
+    measured_.hot_wait_ns += after.hot_wait_ns - before.hot_wait_ns;
     measured_.hits += after.expert_hits - before.expert_hits;
     measured_.misses += after.expert_misses - before.expert_misses;
     return ok_status();
@@ -193,6 +198,10 @@ ordered_json facts(const BenchFlags& flags, const PlanSummary& plan, const Measu
           {"io_bytes_per_token", static_cast<double>(m.decode_io_bytes) / tokens},
           {"io_wait_ms_per_token", static_cast<double>(m.decode_wait_ns) / 1e6 / tokens},
           {"reads_per_token", static_cast<double>(m.reads) / tokens},
+          {"device", plan.device},
+          {"hot_calls_per_token", static_cast<double>(m.hot_calls) / tokens},
+          {"hot_recomputed", m.last.hot_recomputed},
+          {"hot_wait_ms_per_token", static_cast<double>(m.hot_wait_ns) / 1e6 / tokens},
           {"cache_hit_rate", hit_rate},
           {"ahead_reads", m.last.ahead_reads + m.last.neurons_ahead},
           {"ahead_used", m.last.ahead_used + m.last.neurons_ahead_used},
@@ -254,6 +263,14 @@ std::string markdown(const BenchFlags& flags, const PlanSummary& plan, const Mea
                   static_cast<unsigned long long>(m.last.neurons_ahead));
     text += line;
   }
+  if (!plan.device.empty()) text += plan.device + "\n";
+  if (m.hot_calls > 0) {
+    std::snprintf(line, sizeof line, "device: %.1f calls per token, waited for %.2f ms, %llu computed anew\n",
+                  static_cast<double>(m.hot_calls) / tokens,
+                  static_cast<double>(m.hot_wait_ns) / 1e6 / tokens,
+                  static_cast<unsigned long long>(m.last.hot_recomputed));
+    text += line;
+  }
   return text + "peak memory " + bytes_text(static_cast<double>(memory_peak().resident_bytes)) + " of " +
          budget + "\n";
 }
@@ -309,11 +326,15 @@ int run_ablation(BenchFlags& flags) {
                {"+ neuron cache", false, SparseParts::kNeuronCache},
                {"+ cluster pipeline", false, SparseParts::kClusterPipeline},
                {"+ look-ahead", false, SparseParts::kAll}};
+  const std::string device = flags.model.engine.device;
+  const std::vector<uint32_t> hot_neurons = flags.model.engine.hot_neurons;
   ordered_json rows = ordered_json::array();
   std::string text =
       "| | t/s | x | I/O wait | read per token | requests per token |\n|---|---|---|---|---|---|\n";
   for (const auto& step : steps) {
     flags.model.engine.exact = step.exact;
+    flags.model.engine.device = step.exact ? "none" : device;
+    flags.model.engine.hot_neurons = step.exact ? std::vector<uint32_t>() : hot_neurons;
     flags.model.engine.sparse_parts = step.parts;
     const Result<Run> run = measure(flags);
     if (!run.ok()) return fail(run.status());

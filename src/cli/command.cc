@@ -55,7 +55,18 @@ void install_signal_handlers() {
   ::sigaction(SIGUSR2, &budget, nullptr);
 }
 
+void tell_of_lost_device(const Engine& engine) {
+  static bool told = false;
+  if (told || engine.plan().device.empty()) return;
+  const std::string why = engine.stats().device_lost;
+  if (why.empty()) return;
+  told = true;
+  std::fprintf(stderr, "note: the device is lost (%s): the processor goes on with its neurons\n",
+               why.c_str());
+}
+
 void follow_budget_signals(Engine& engine) {
+  tell_of_lost_device(engine);
   static uint64_t granted = engine.plan().budget_bytes;
   const int less = g_less_memory.exchange(0);
   const int more = g_more_memory.exchange(0);
@@ -107,6 +118,15 @@ void ModelFlags::add_to(CLI::App& app) {
   app.add_flag_callback(
       "--no-direct-io", [this] { engine.direct_io = false; }, "Read through the page cache");
   app.add_flag("--exact", engine.exact, "A pack: generate with all neurons, as its source would");
+  app.add_option("--device", engine.device,
+                 "A pack: accelerator that computes the most frequent neurons: none, sim, ...")
+      ->capture_default_str();
+  app.add_option("--hot-neurons", engine.hot_neurons,
+                 "Neurons of each layer or expert that the device computes: one number, or one for each "
+                 "batch that it knows (default: planned, perhaps none)")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1 << 20).description(""))
+      ->type_name("N[,N...]");
   app.add_flag("--verify-bundles", engine.verify_bundles,
                "A pack: compare each bundle with its checksum as it is read");
   app.add_flag("-q,--quiet", quiet, "No plan and no statistics");
@@ -117,7 +137,8 @@ void ModelFlags::add_to(CLI::App& app) {
            "")
         ->group("");
   };
-  refuse("--n-gpu-layers", "there is no accelerator backend yet");
+  refuse("--n-gpu-layers",
+         "no layers are moved to an accelerator; --device lets one compute a pack's hot neurons");
   // Habits from other tools, where ours is the only behaviour.
   app.add_flag_callback(
          "--mmap,--no-mmap,--direct-io,--no-warmup", [] {}, "Accepted; weights are never mapped")
@@ -257,6 +278,7 @@ std::string plan_text(const PlanSummary& plan, const Prediction* prediction) {
           std::to_string(plan.context) + " of " + std::to_string(plan.context_trained) + " (" + plan.kv_type +
           "), chunk " + std::to_string(plan.chunk) + ", " + std::to_string(plan.threads) + " threads, " +
           plan.isa + ", " + plan.io + "\n";
+  if (!plan.device.empty()) text += "  " + plan.device + "\n";
   if (prediction != nullptr) {
     char out[200];
     std::snprintf(out, sizeof out, "  predicted: prompt %.1f tokens/s (%s), answer %.1f tokens/s (%s)\n",

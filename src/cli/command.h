@@ -54,8 +54,11 @@ std::atomic<bool>& interrupted();
 void install_signal_handlers();
 
 /// Follows SIGUSR1 (a quarter less memory) and SIGUSR2 (a third more, at most what was granted at start)
-/// since the last call; says on stderr what was done.
+/// since the last call; says on stderr what was done, and once if a device was lost.
 void follow_budget_signals(Engine& engine);
+
+/// Says once on stderr that the accelerator was lost, if it was.
+void tell_of_lost_device(const Engine& engine);
 
 /// "ganglion: message" on stderr; the exit code for it.
 int fail(const Status& status);

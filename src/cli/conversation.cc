@@ -123,6 +123,7 @@ Result<AnswerFacts> Conversation::generate(std::vector<int32_t> prompt, int64_t 
   evaluated_.assign(generator.history().begin(), generator.history().end());
   if (status.ok()) status = write_out("\n");
   if (!status.ok()) return status;
+  tell_of_lost_device(engine_);
   const EngineStats after = engine_.stats();
   facts.answer_s = now_s() - start;
   facts.answer_io_bytes = after.device_bytes + after.cached_bytes - before.device_bytes - before.cached_bytes;

@@ -43,6 +43,8 @@ Status Drafting::prepare(const DraftFlags& flags, EngineOptions* engine) {
   small.model_path = flags.model;
   small.overrides.clear();
   small.logit_rows = 1;
+  small.device = "none";
+  small.hot_neurons.clear();
   if (small.memory == "min") small.memory = "75%";
   Result<std::unique_ptr<Engine>> opened = Engine::open(small);
   if (!opened.ok()) return Status(opened.status().code(), "the draft model: " + opened.status().message());

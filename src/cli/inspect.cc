@@ -170,6 +170,8 @@ std::string plan_json(const PlanSummary& plan, const Prediction* prediction) {
   out["isa"] = plan.isa;
   out["kv_type"] = plan.kv_type;
   out["io"] = plan.io;
+  out["device"] = plan.device;
+  out["hot_neurons"] = plan.hot_neurons;
   out["notes"] = plan.notes;
   if (prediction != nullptr) {
     out["predicted_decode_tokens_per_s"] = prediction->decode_tokens_per_s;

@@ -124,6 +124,7 @@ Status score_text(PerplexityFlags& flags, const std::string& path, const std::st
     Status status = first > 0 ? session.value()->evaluate(all.first(first), &interrupted()) : ok_status();
     if (status.ok())
       status = session.value()->evaluate(all.subspan(first), &interrupted(), score, Phase::kGeneration);
+    tell_of_lost_device(*engine.value());
     if (status.ok() && score->broken())
       status = Status(Code::kIo, "cannot keep the base model's probabilities in a temporary file");
     if (!status.ok()) return status;

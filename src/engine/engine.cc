@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "engine/open_with_device.h"
 #include "engine/runtime.h"
 #include "platform/clock.h"
 #include "platform/memory.h"
@@ -58,6 +59,7 @@ class SessionImpl final : public Session {
     const bool exact = phase == Phase::kPrompt || !runtime_.sparse();
     const size_t chunk = exact ? runtime_.chunk() : std::min(runtime_.chunk(), engine::kSparseRows);
     runtime_.react_to_pressure();
+    runtime_.react_to_device();
     logits_.clear();
     GANGLION_RETURN_IF_ERROR(runtime_.make_room(std::min(chunk, tokens.size())));
     for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
@@ -235,6 +237,7 @@ class EngineImpl final : public Engine {
       GANGLION_RETURN_IF_ERROR(batch_[i]->check(tokens.subspan(i, 1)));
     }
     runtime_->react_to_pressure();
+    runtime_->react_to_device();
     for (SessionImpl* session : batch_) GANGLION_RETURN_IF_ERROR(session->prepare(1));
     const bool exact = phase == Phase::kPrompt || !runtime_->sparse();
     const size_t most = exact ? runtime_->chunk() : std::min(runtime_->chunk(), engine::kSparseRows);
@@ -280,6 +283,14 @@ class EngineImpl final : public Engine {
       all.neurons_ahead = b.ahead_reads;
       all.neurons_ahead_used = b.ahead_used;
     }
+    if (runtime_->hot() != nullptr) {
+      const engine::HotStats& h = runtime_->hot()->stats();
+      all.hot_calls = h.calls;
+      all.hot_calls_ahead = h.ahead;
+      all.hot_recomputed = h.recomputed;
+      all.hot_wait_ns = h.wait_ns;
+      all.device_lost = h.lost;
+    }
     return all;
   }
   void set_routing_sink(RoutingSink* sink) override {
@@ -305,7 +316,12 @@ void prefer_as_memory_victim() {
 }
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options) {
-  GANGLION_ASSIGN_OR_RETURN(std::unique_ptr<Runtime> runtime, Runtime::open(options));
+  return engine::open_with_device(options, nullptr);
+}
+
+Result<std::unique_ptr<Engine>> engine::open_with_device(const EngineOptions& options,
+                                                         std::unique_ptr<accelerator::Backend> device) {
+  GANGLION_ASSIGN_OR_RETURN(std::unique_ptr<Runtime> runtime, Runtime::open(options, std::move(device)));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(runtime)));
 }
 

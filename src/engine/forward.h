@@ -8,6 +8,7 @@
 
 #include "async_io/read_queue.h"
 #include "base/status.h"
+#include "engine/hot_clusters.h"
 #include "engine/multiply.h"
 #include "engine/open_gates.h"
 #include "engine/scratch.h"
@@ -66,6 +67,8 @@ struct ForwardContext {
   platform::ThreadPool* threads = nullptr;
   neuron_stream::NeuronStream* stream = nullptr;
   neuron_stream::BundleStream* bundles = nullptr;  ///< Null: no pack.
+  HotClusters* hot = nullptr;                      ///< Null: no device computes hot neurons.
+  bool with_device = false;                        ///< Whether one will.
   async_io::ReadQueue* queue = nullptr;
   Multiplier* multiplier = nullptr;
   const neuron_store::WeightStore* store = nullptr;
@@ -152,9 +155,12 @@ class ForwardPass {
   void submit_beside(size_t tasks, Body&& body);
   /// An expert (the only one of a dense FFN) that rows are routed to.
   struct Unit {
-    uint32_t expert;
-    uint32_t set;   // of the bundle stream
-    uint32_t rows;  // mask of the rows routed to it
+    uint32_t expert = 0;
+    uint32_t set = 0;       // of the bundle stream
+    uint32_t rows = 0;      // mask of the rows routed to it
+    uint32_t hot = 0;       // neurons [0, hot) are dense...
+    bool hot_here = false;  // ...and computed here, not by the device;
+    bool cold_here = true;  // so are the others.
   };
   struct Prediction {
     Unit* units = nullptr;  // [U]
@@ -165,6 +171,7 @@ class ForwardPass {
   };
   base::Status predict(const Prediction& p, const ActivationRows& x, size_t rows, size_t layer, size_t first);
   base::Status score(const Prediction& p, size_t rows, size_t layer, size_t first);
+  base::Status compute_active(size_t rows, size_t layer);
   void list_active(size_t rows, size_t layer);
   base::Status request_missing();
   bool can_look_ahead(size_t layer) const;
@@ -172,6 +179,20 @@ class ForwardPass {
   base::Status guess_units(size_t layer, Prediction* p);
   void compute_ready(size_t rows, size_t layer);
   void accumulate_down(size_t rows, size_t layer);
+  template <typename More>
+  void add_down_rows(size_t rows, const model::BundleRef& bundle, float* out, More&& more);
+  // With a device.
+  size_t begin_hot(size_t rows);
+  base::Status finish_hot(size_t rows, size_t layer);
+  void add_hot(size_t rows);
+  const uint8_t* find(uint32_t set, uint32_t neuron) const {
+    const uint8_t* lent = context_.hot == nullptr ? nullptr : context_.hot->find(set, neuron);
+    return lent != nullptr ? lent : context_.bundles->find(set, neuron);
+  }
+  bool stays_in_memory(uint32_t set, uint32_t neuron) const {
+    return context_.bundles->in_prefix(set, neuron) ||
+           (context_.hot != nullptr && context_.hot->find(set, neuron) != nullptr);
+  }
   void compute_cluster(size_t rows, size_t layer, std::span<const uint32_t> entries);
   /// A neuron whose gate is open for some rows (a mask); its gate of row t is gate[t * kClusterNeurons].
   struct OpenGate {

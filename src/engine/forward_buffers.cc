@@ -62,6 +62,10 @@ ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardC
   s.down_rows = scratch.take<const uint8_t*>(s.rows * s.capacity);
   s.down_weights = scratch.take<float>(s.rows * s.capacity);
   s.down_count = scratch.take<size_t>(s.rows);
+  if (context.with_device) {
+    s.hot_out = scratch.take<float>(units * s.rows * config.dim);
+    s.hot_sets = scratch.take<uint32_t>(units);
+  }
   return s;
 }
 

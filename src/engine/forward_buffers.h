@@ -92,10 +92,13 @@ struct ForwardPass::Buffers {
     const uint8_t** down_rows = nullptr;  // [S][U * F]
     float* down_weights = nullptr;        // [S][U * F]
     size_t* down_count = nullptr;         // [S]
+    float* hot_out = nullptr;             // [U][S][D]: sums of hot neurons, where a device is to be replaced
+    uint32_t* hot_sets = nullptr;         // [U]
     size_t capacity = 0;                  // U * F
     size_t rows = 0;                      // S
   };
   Sparse sparse;
+  bool is_hot(const Active& neuron) const { return neuron.neuron < sparse.now.units[neuron.unit].hot; }
   static Sparse lay_out_sparse(const ForwardContext& context, ScratchAllocator& scratch);
   /// Neurons that a thread lists at a time.
   static constexpr size_t kNeuronTile = 1024;

@@ -7,7 +7,8 @@
 // rows are added in ascending (expert, neuron), each output element by one thread, so that the result depends
 // neither on timing nor on what was in memory.
 //
-// Which neurons contribute to a row is decided by the pack's predictor and thresholds and that row alone.
+// Which neurons contribute to a row is decided by the pack's predictor and thresholds and that row alone;
+// with a device (forward_hot.cc), hot neurons do so wherever their gates are open.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -30,6 +31,12 @@ constexpr size_t kPanelNeurons = 16;
 constexpr size_t kFirstRows = 2;
 // Each thread adds down rows to so many parts of the output: long parts are read faster.
 constexpr size_t kPartsPerThread = 1;
+
+constexpr auto kOnes = [] {
+  std::array<float, kClusterNeurons> ones;
+  ones.fill(1);
+  return ones;
+}();
 
 void prefetch(const uint8_t* data, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at);
@@ -60,13 +67,24 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   neuron_stream::BundleStream& bundles = *context_.bundles;
   std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
   choose_units(rows, layer);
-  GANGLION_RETURN_IF_ERROR(predict(s.now, buffers_->normed, rows, layer, 0));
+  const size_t first = begin_hot(rows);
+  GANGLION_RETURN_IF_ERROR(predict(s.now, buffers_->normed, rows, layer, first));
   bundles.begin_layer(layer);
   list_active(rows, layer);
+  if (context_.hot != nullptr) context_.hot->count_ahead();
   s.requested = s.seen = s.done = s.waiting_count = 0;
   GANGLION_RETURN_IF_ERROR(request_missing());
   GANGLION_RETURN_IF_ERROR(predict_ahead(layer + 1));
+  GANGLION_RETURN_IF_ERROR(compute_active(rows, layer));
+  return context_.hot == nullptr ? base::ok_status() : finish_hot(rows, layer);
+}
+
+// Computes the listed neurons, as their bundles are there, and adds them up.
+Status ForwardPass::compute_active(size_t rows, size_t layer) {
+  Buffers::Sparse& s = buffers_->sparse;
+  neuron_stream::BundleStream& bundles = *context_.bundles;
   for (;;) {
+    if (context_.hot != nullptr) context_.hot->pump();
     if (context_.sparse_parts < SparseParts::kClusterPipeline)
       GANGLION_RETURN_IF_ERROR(bundles.wait_for_requested());
     compute_ready(rows, layer);
@@ -90,7 +108,7 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   const uint32_t all = static_cast<uint32_t>((uint64_t{1} << rows) - 1);
   if (!config.layers[layer].moe) {
     s.now.unit_count = 1;
-    s.now.units[0] = {0, context_.bundles->set_of(layer, 0), all};
+    s.now.units[0] = {.expert = 0, .set = context_.bundles->set_of(layer, 0), .rows = all};
     std::fill_n(s.unit_weight, rows, 1.0F);
     return;
   }
@@ -104,7 +122,8 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
       mask |= 1U << (slot / used);
       weight[slot / used] = buffers_->routed[slot].weight;
     }
-    if (mask != 0) s.now.units[s.now.unit_count++] = {e, context_.bundles->set_of(layer, e), mask};
+    if (mask == 0) continue;
+    s.now.units[s.now.unit_count++] = {.expert = e, .set = context_.bundles->set_of(layer, e), .rows = mask};
   }
 }
 
@@ -190,17 +209,24 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     uint32_t* masks = s.masks + u * neurons;
     uint32_t count = 0;
     std::fill(masks + first, masks + last, 0U);
+    // Those that are predicted, or whose gates are open, of the neurons that are this thread's.
+    const Unit& unit = s.now.units[u];
+    const bool predicted = bundle.predict_low.present();
+    const size_t hot_end = std::clamp<size_t>(unit.hot, first, last);
+    const size_t begin = unit.hot_here && !predicted ? first : hot_end;
+    const size_t end = unit.cold_here ? last : hot_end;
     for (size_t t = 0; t < rows; ++t) {
-      const uint32_t bit = 1U << t & s.now.units[u].rows;
+      const uint32_t bit = 1U << t & unit.rows;
       const float* scores = s.now.scores + (u * s.rows + t) * neurons;
-      if (bundle.predict_low.present()) {
-        const float* threshold = vector(bundle.threshold) + s.now.units[u].expert * neurons;
-        for (size_t p = first; p < last; ++p) masks[p] |= scores[p] > threshold[p] ? bit : 0;
+      if (predicted) {
+        const float* threshold = vector(bundle.threshold) + unit.expert * neurons;
+        for (size_t p = begin; p < end; ++p) masks[p] |= scores[p] > threshold[p] ? bit : 0;
       } else {
         const OpenGates open = context_.open_gates[layer];
-        for (size_t p = first; p < last; ++p) masks[p] |= open(scores[p]) ? bit : 0;
+        for (size_t p = begin; p < end; ++p) masks[p] |= open(scores[p]) ? bit : 0;
       }
     }
+    if (unit.hot_here && predicted) std::fill(masks + first, masks + hot_end, unit.rows);
     for (size_t p = first; p < last; ++p) count += masks[p] != 0 ? 1 : 0;
     s.tile_begin[tile + 1] = count;
   });
@@ -212,7 +238,7 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     const uint32_t* masks = s.masks + u * neurons;
     for (size_t p = first; p < last; ++p) {
       if (masks[p] == 0) continue;
-      *to++ = {context_.bundles->find(s.now.units[u].set, static_cast<uint32_t>(p)), static_cast<uint32_t>(u),
+      *to++ = {find(s.now.units[u].set, static_cast<uint32_t>(p)), static_cast<uint32_t>(u),
                static_cast<uint32_t>(p), masks[p], false};
     }
   });
@@ -228,17 +254,16 @@ Status ForwardPass::request_missing() {
   while (s.requested < s.active_count) {
     const uint32_t u = s.active[s.requested].unit;
     const Unit& unit = s.now.units[u];
-    const uint32_t prefix = bundles.prefix(unit.set).rows;
     size_t count = 0;
     size_t end = s.requested;
     for (; end < s.active_count && s.active[end].unit == u; ++end) {
       Buffers::Active& neuron = s.active[end];
-      if (neuron.neuron < prefix) {
+      if (stays_in_memory(unit.set, neuron.neuron)) {
         ++prefix_uses;
         continue;
       }
       bundles.touch(unit.set, neuron.neuron);
-      if (!neuron.computed) neuron.data = bundles.find(unit.set, neuron.neuron);
+      if (!neuron.computed) neuron.data = find(unit.set, neuron.neuron);
       if (neuron.data == nullptr) s.wanted[count++] = neuron.neuron;
       ++(neuron.data == nullptr ? misses : cache_uses);
     }
@@ -308,14 +333,14 @@ Status ForwardPass::guess_units(size_t layer, Prediction* p) {
   guess_input(layer, forms_of({&w.router, &w.bundle.predict_low}));
   if (!config.layers[layer].moe) {
     p->unit_count = 1;
-    p->units[0] = {0, context_.bundles->set_of(layer, 0), 1};
+    p->units[0] = {.expert = 0, .set = context_.bundles->set_of(layer, 0), .rows = 1};
     return base::ok_status();
   }
   GANGLION_RETURN_IF_ERROR(guess_experts(layer));
   p->unit_count = config.moe.used_count;
   for (size_t i = 0; i < p->unit_count; ++i) {
     const uint32_t expert = buffers_->ahead_routed[i].expert;
-    p->units[i] = {expert, context_.bundles->set_of(layer, expert), 1};
+    p->units[i] = {.expert = expert, .set = context_.bundles->set_of(layer, expert), .rows = 1};
   }
   return base::ok_status();
 }
@@ -346,11 +371,6 @@ size_t ForwardPass::take_gates(size_t rows, size_t layer, std::span<const uint32
     open[i] = {entries[i], neuron.rows, gates + i};
   }
   if (bundle.gate_threshold.present()) {
-    static constexpr auto kOnes = [] {
-      std::array<float, kClusterNeurons> ones;
-      ones.fill(1);
-      return ones;
-    }();
     const auto silu = static_cast<size_t>(model_config::FfnActivation::kSilu);
     for (size_t t = 0; t < rows; ++t) {
       context_.kernels->gated_activation[silu](gates + t * kClusterNeurons, kOnes.data(), entries.size());
@@ -412,7 +432,9 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
   for (size_t i = 0; i < open.size(); ++i) {
     float* values = s.values + open[i].entry * s.rows;
     std::fill_n(values, rows, 0.0F);
-    const float* weight = s.unit_weight + s.active[open[i].entry].unit * s.rows;
+    const Buffers::Active& neuron = s.active[open[i].entry];
+    // The weight of hot ones is taken into their sum, as the device's.
+    const float* weight = buffers_->is_hot(neuron) ? kOnes.data() : s.unit_weight + neuron.unit * s.rows;
     for (uint32_t left = open[i].rows; left != 0; left &= left - 1) {
       const auto t = static_cast<size_t>(std::countr_zero(left));
       const float up = ups[t * kClusterNeurons + i];
@@ -428,8 +450,7 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   size_t still = 0;
   const auto sort = [&](uint32_t i) {
     Buffers::Active& neuron = s.active[i];
-    if (neuron.data == nullptr)
-      neuron.data = context_.bundles->find(s.now.units[neuron.unit].set, neuron.neuron);
+    if (neuron.data == nullptr) neuron.data = find(s.now.units[neuron.unit].set, neuron.neuron);
     if (neuron.data != nullptr) {
       s.ready[s.ready_count++] = i;
     } else {
@@ -448,13 +469,30 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   });
 }
 
-// Adds the down rows of the computed entries from `done` on, up to the first that is not.
+// Adds the down rows of the computed entries from `done` on, up to the first that is not. Hot ones have a sum
+// of their own for each unit.
 void ForwardPass::accumulate_down(size_t rows, size_t layer) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
+  const auto is_next = [&] { return s.done < s.requested && s.active[s.done].computed; };
+  while (is_next()) {
+    const Buffers::Active& first = s.active[s.done];
+    const bool hot = buffers_->is_hot(first);
+    float* out = hot ? s.hot_out + first.unit * s.rows * context_.config->dim : buffers_->projected;
+    add_down_rows(rows, bundle, out, [&] {
+      return is_next() && buffers_->is_hot(s.active[s.done]) == hot &&
+             (!hot || s.active[s.done].unit == first.unit);
+    });
+  }
+}
+
+// out [rows][D] += the down rows of entries from `done` on, as long as more() holds.
+template <typename More>
+void ForwardPass::add_down_rows(size_t rows, const BundleRef& bundle, float* out, More&& more) {
+  Buffers::Sparse& s = buffers_->sparse;
   std::fill_n(s.down_count, rows, size_t{0});
   bool any = false;
-  for (; s.done < s.requested && s.active[s.done].computed; ++s.done) {
+  for (; more(); ++s.done) {
     const float* values = s.values + s.done * s.rows;
     for (size_t t = 0; t < rows; ++t) {
       if (values[t] == 0) continue;
@@ -479,7 +517,7 @@ void ForwardPass::accumulate_down(size_t rows, size_t layer) {
            .count = s.down_count[t],
            .begin = begin,
            .n = std::min(part, dim - begin),
-           .out = buffers_->projected + t * dim + begin});
+           .out = out + t * dim + begin});
     }
   });
 }

@@ -42,12 +42,15 @@ Status Multiplier::run(std::span<const Product> products) {
   tasks_.clear();
   for (uint32_t i = 0; i < products.size(); ++i) {
     const Product& product = products[i];
-    add_rows(product, product.prefix.data, product.prefix.stride, 0, product.prefix.rows);
+    add_rows(product, product.prefix.data, product.prefix.stride, product.prefix.begin, product.prefix.rows);
     const neuron_store::BlockRange range = blocks(*product.matrix, product.slice);
     for (BlockId id = range.begin; id < range.end; ++id) {
       if (product.prefix.rows > 0) {
         const neuron_store::Block block = store_.block(id);
-        if (block.row_begin + block.row_count <= product.prefix.rows) continue;
+        if (block.row_begin >= product.prefix.begin &&
+            block.row_begin + block.row_count <= product.prefix.rows) {
+          continue;
+        }
       }
       pending_.push_back({i, id});
     }
@@ -88,9 +91,13 @@ Status Multiplier::run(std::span<const Product> products) {
 void Multiplier::add_block(const Product& product, BlockId id, const uint8_t* data) {
   const neuron_store::Block block = store_.block(id);
   const size_t stride = store_.matrix(block.matrix).row_bytes;
-  const uint32_t begin = std::max(block.row_begin, product.prefix.rows);
-  add_rows(product, data + (begin - block.row_begin) * stride, stride, begin,
-           block.row_begin + block.row_count);
+  const uint32_t end = block.row_begin + block.row_count;
+  const auto add = [&](uint32_t from, uint32_t to) {
+    if (from < to) add_rows(product, data + (from - block.row_begin) * stride, stride, from, to);
+  };
+  // What lies before and behind the prefix.
+  add(block.row_begin, std::min(end, product.prefix.begin));
+  add(std::max(block.row_begin, product.prefix.rows), end);
 }
 
 void Multiplier::add_rows(const Product& product, const uint8_t* data, size_t stride, uint32_t begin,

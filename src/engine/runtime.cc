@@ -63,11 +63,13 @@ Status apply_overrides(const Overrides& overrides, base::Metadata* metadata) {
   return base::ok_status();
 }
 
-Result<std::unique_ptr<Runtime>> Runtime::open(const EngineOptions& options) {
+Result<std::unique_ptr<Runtime>> Runtime::open(const EngineOptions& options,
+                                               std::unique_ptr<accelerator::Backend> device) {
   std::unique_ptr<Runtime> runtime(new Runtime(options));
   GANGLION_RETURN_IF_ERROR(runtime->read_header());
   GANGLION_RETURN_IF_ERROR(runtime->choose_machine());
   GANGLION_RETURN_IF_ERROR(runtime->open_store());
+  GANGLION_RETURN_IF_ERROR(runtime->open_device(std::move(device)));
   GANGLION_RETURN_IF_ERROR(runtime->make_plan());
   return runtime;
 }
@@ -214,6 +216,7 @@ planner::ModelSizes Runtime::model_sizes() {
   sizes.exact_only = exact_only_;
   sizes.neuron_sets = neuron_sets_;
   if (packed()) sizes.bundle_slot_bytes = neuron_stream::BundleStream::slot_bytes(bundle_layers());
+  if (device_ != nullptr) sizes.hot_bytes = hot_bytes_;
   sizes.context_trained = config_.context_trained;
   sizes.context = this;
   sizes.scratch_bytes = [](const void* self, size_t chunk) {
@@ -266,6 +269,7 @@ Status Runtime::make_plan() {
     notes_.push_back(base::format("the context of %zu is longer than the %u that the model was trained for",
                                   options_.context, config_.context_trained));
   }
+  GANGLION_RETURN_IF_ERROR(plan_device(request));
   GANGLION_ASSIGN_OR_RETURN(plan_, planner::make_plan(model_sizes(), request));
   leave_out_parts(&plan_);
   const uint64_t available = platform::read_memory_limits().available_bytes;
@@ -350,6 +354,7 @@ void Runtime::summarise() {
     s.items.push_back({"staging for neurons", plan_.neuron_staging_bytes});
   }
   if (sparse()) summarise_neurons();
+  summarise_device();
   s.model_bytes = file_->file_bytes();
   s.resident_weight_bytes = plan_.resident_bytes;
   s.streamed_bytes_per_token = plan_.streamed_bytes;
@@ -418,6 +423,7 @@ Status Runtime::load(bool (*progress)(void*, uint64_t, uint64_t), void* context)
   GANGLION_CHECK(!loaded());
   // A load that failed before may have left parts behind; they hold memory of the old arena.
   multiplier_.reset();
+  hot_.reset();
   bundles_.reset();
   stream_.reset();
   kv_pages_.reset();

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "accelerator/backend.h"
 #include "engine/bundle_checks.h"
+#include "engine/device_times.h"
 #include "engine/forward.h"
 #include "engine/saved_sequence.h"
 #include "format/gguf.h"
@@ -20,7 +22,9 @@ namespace ganglion::engine {
 /// Members in the order of their making; later ones point to earlier ones.
 class Runtime {
  public:
-  static base::Result<std::unique_ptr<Runtime>> open(const EngineOptions& options);
+  /// `device`: in place of the one that the options name.
+  static base::Result<std::unique_ptr<Runtime>> open(const EngineOptions& options,
+                                                     std::unique_ptr<accelerator::Backend> device = nullptr);
   base::Status load(bool (*progress)(void*, uint64_t, uint64_t), void* context);
 
   /// Between passes. Errors: kResources below the minimum (nothing changes then); those of reading.
@@ -31,6 +35,8 @@ class Runtime {
   /// Before passes of up to `rows` rows (at most the chunk): scratch takes memory from weights, or gives it
   /// back.
   base::Status make_room(size_t rows);
+  /// Between passes: once the device is lost, its memory goes to the neuron cache.
+  void react_to_device();
   /// Shrinks caches if the system is short of memory; looks at most once a second.
   void react_to_pressure();
 
@@ -45,6 +51,7 @@ class Runtime {
   ForwardPass& forward() { return *forward_; }
   neuron_stream::NeuronStream& stream() { return *stream_; }
   neuron_stream::BundleStream* bundles() { return bundles_.get(); }
+  const HotClusters* hot() const { return hot_.get(); }
   bool packed() const { return config_.pack.present; }
   /// Whether generated tokens take predicted neurons alone.
   bool sparse() const { return packed() && !options_.exact; }
@@ -85,6 +92,17 @@ class Runtime {
   std::vector<neuron_store::BlockId> pass_order() const;
   bool covered_by_prefix(neuron_store::BlockId block) const;
   base::Status load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* context);
+  // Of a device.
+  base::Status open_device(std::unique_ptr<accelerator::Backend> device);
+  void describe_hot_sets();
+  base::Status plan_device(const planner::PlanRequest& request);
+  base::Result<std::vector<uint32_t>> wanted_blocks(const planner::PlanRequest& request);
+  base::Result<std::vector<uint32_t>> planned_blocks(const planner::PlanRequest& request);
+  base::Status use_hot_blocks(const std::vector<uint32_t>& blocks);
+  void summarise_device();
+  base::Status make_hot_clusters();
+  base::Status start_hot_clusters();
+  base::Status give_gates(uint32_t set, size_t layer, uint32_t expert);
   base::Status verify_reads();
   base::Status verify_resident_bundles();
 
@@ -109,6 +127,11 @@ class Runtime {
   std::vector<const uint16_t*> order_data_;
   std::vector<OpenGates> open_gates_;  // by layer
   std::vector<planner::NeuronSet> neuron_sets_;
+  std::unique_ptr<accelerator::Backend> device_;  // Null: none, not used, or lost.
+  DeviceTimes device_times_;
+  HotLayout hot_layout_;
+  uint64_t hot_bytes_ = 0;
+  std::string device_line_;
   size_t kv_page_bytes_ = 0;
   ForwardContext forward_context_;
   planner::Plan plan_;
@@ -121,6 +144,7 @@ class Runtime {
   std::vector<const float*> vectors_;
   std::unique_ptr<neuron_stream::NeuronStream> stream_;
   std::unique_ptr<neuron_stream::BundleStream> bundles_;
+  std::unique_ptr<HotClusters> hot_;
   std::unique_ptr<Multiplier> multiplier_;
   std::unique_ptr<model::KvPages> kv_pages_;
   std::unique_ptr<ForwardPass> forward_;

@@ -128,7 +128,8 @@ void Runtime::summarise_neurons() {
     for (uint32_t e = 0; e < b.rows.slices; ++e, ++set) {
       const std::span<const float> frequency = neuron_sets_[set].frequency;
       const uint32_t in_memory = std::max(plan_.neuron_prefix[set], plan_.neuron_warm[set]);
-      for (size_t i = 0; i < frequency.size(); ++i) {
+      // What a device computes costs the processor nothing.
+      for (size_t i = neuron_sets_[set].hot; i < frequency.size(); ++i) {
         const double active = static_cast<double>(frequency[i]);
         const double predicted = std::min(1.0, active * over);
         bytes += predicted * gate_bytes + active * other_bytes;
@@ -153,7 +154,7 @@ std::string Runtime::sparsity() const {
 // For ablation: no neuron stays in memory.
 void Runtime::leave_out_parts(planner::Plan* plan) const {
   if (!packed() || options_.sparse_parts >= SparseParts::kNeuronCache) return;
-  std::fill(plan->neuron_prefix.begin(), plan->neuron_prefix.end(), 0U);
+  for (size_t set = 0; set < neuron_sets_.size(); ++set) plan->neuron_prefix[set] = neuron_sets_[set].hot;
   plan->neuron_warm = plan->neuron_prefix;
   plan->neuron_prefix_bytes = plan->neuron_cache_bytes = 0;
 }
@@ -211,7 +212,8 @@ bool Runtime::covered_by_prefix(BlockId id) const {
   for (const LayerWeights& w : weights_.layers) {
     if (!w.bundle.present()) continue;
     if (store_index_[w.bundle.rows.index] == block.matrix) {
-      return block.row_begin + block.row_count <= plan_.neuron_prefix[set + block.slice];
+      return block.row_begin >= neuron_sets_[set + block.slice].hot &&
+             block.row_begin + block.row_count <= plan_.neuron_prefix[set + block.slice];
     }
     set += w.bundle.rows.slices;
   }
@@ -219,13 +221,19 @@ bool Runtime::covered_by_prefix(BlockId id) const {
 }
 
 Status Runtime::load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+  std::vector<uint32_t> hot;
+  for (const planner::NeuronSet& set : neuron_sets_) hot.push_back(set.hot);
   GANGLION_ASSIGN_OR_RETURN(
       bundles_, neuron_stream::BundleStream::create(*store_, *queue_, *arena_, bundle_layers(), frequencies_,
                                                     {.prefix = plan_.neuron_prefix,
                                                      .warm = plan_.neuron_warm,
+                                                     .hot = std::move(hot),
                                                      .cache_bytes = plan_.neuron_cache_bytes,
+                                                     .later_bytes = plan_.hot_bytes,
                                                      .staging_bytes = plan_.neuron_staging_bytes}));
-  GANGLION_RETURN_IF_ERROR(bundles_->load(progress, context));
+  if (device_ != nullptr) GANGLION_RETURN_IF_ERROR(make_hot_clusters());
+  GANGLION_RETURN_IF_ERROR(bundles_->load(progress, context, hot_.get()));
+  if (device_ != nullptr) GANGLION_RETURN_IF_ERROR(start_hot_clusters());
   if (summary_.neurons_read_per_token > 0) GANGLION_RETURN_IF_ERROR(bundles_->measure_merging());
   open_gates_.clear();
   for (const LayerWeights& w : weights_.layers) {
@@ -235,6 +243,7 @@ Status Runtime::load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* 
   }
   forward_context_.open_gates = open_gates_;
   forward_context_.bundles = bundles_.get();
+  forward_context_.hot = hot_.get();
   forward_context_.orders = order_data_;
   return base::ok_status();
 }

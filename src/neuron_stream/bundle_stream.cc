@@ -31,14 +31,8 @@ constexpr size_t kMostRuns = 4096;  // Of a half.
 constexpr size_t kLoadBytes = 512 * base::kKiB;
 }  // namespace
 
-size_t BundleStream::prefix_bytes(std::span<const BundleLayer> layers, std::span<const uint32_t> prefix) {
-  size_t bytes = 0;
-  size_t set = 0;
-  for (const BundleLayer& layer : layers) {
-    for (uint32_t e = 0; e < layer.experts; ++e, ++set)
-      bytes += base::round_up(uint64_t{prefix[set]} * layer.bytes, 64);
-  }
-  return bytes;
+size_t BundleStream::prefix_bytes(size_t set) const {
+  return base::round_up(uint64_t{plan_.prefix[set] - plan_.hot[set]} * layers_[layer_of_[set]].bytes, 64);
 }
 
 size_t BundleStream::slot_bytes(std::span<const BundleLayer> layers) {
@@ -60,6 +54,7 @@ BundleStream::BundleStream(const neuron_store::WeightStore& store, async_io::Rea
     }
   }
   GANGLION_CHECK(neurons == frequency.size());
+  plan_.hot.resize(layer_of_.size());
   cache_ = std::make_unique<BundleCache>(frequency, slot_bytes(layers_));
   merge_gap_ = kLeastMergeGap;
 }
@@ -78,16 +73,17 @@ Result<std::unique_ptr<BundleStream>> BundleStream::create(
 }
 
 Status BundleStream::reserve(neuron_cache::Arena& arena) {
-  const size_t prefix = prefix_bytes(layers_, plan_.prefix);
+  size_t prefix = 0;
+  for (size_t set = 0; set < layer_of_.size(); ++set) prefix += prefix_bytes(set);
   GANGLION_ASSIGN_OR_RETURN(prefix_region_, Region::reserve(arena, prefix, "resident neurons"));
   GANGLION_RETURN_IF_ERROR(prefix_region_.resize(prefix));
   size_t at = 0;
   for (size_t set = 0; set < layer_of_.size(); ++set) {
     prefix_data_.push_back(prefix_region_.data() + at);
-    at += base::round_up(uint64_t{plan_.prefix[set]} * layers_[layer_of_[set]].bytes, 64);
+    at += prefix_bytes(set);
   }
   // The cache may take what others give back later.
-  Result<Region> cache = Region::reserve(arena, arena.budget_bytes(), "the neuron cache");
+  Result<Region> cache = Region::reserve(arena, arena.budget_bytes() + plan_.later_bytes, "the neuron cache");
   if (!cache.ok()) cache = Region::reserve(arena, plan_.cache_bytes, "the neuron cache");
   if (!cache.ok()) return cache.status();
   cache_region_ = cache.take();
@@ -123,7 +119,7 @@ uint64_t BundleStream::load_bytes() const {
   return bytes;
 }
 
-Status BundleStream::load(bool (*progress)(void*, uint64_t, uint64_t), void* context) {
+Status BundleStream::load(bool (*progress)(void*, uint64_t, uint64_t), void* context, HotSink* hot) {
   const uint64_t total = load_bytes();
   uint64_t done = 0;
   for (uint32_t set = 0; set < layer_of_.size(); ++set) {
@@ -135,7 +131,7 @@ Status BundleStream::load(bool (*progress)(void*, uint64_t, uint64_t), void* con
       if (progress != nullptr && !progress(context, done, total))
         return Status(Code::kCancelled, "interrupted");
       const uint32_t last = std::min(end, begin + step);
-      GANGLION_RETURN_IF_ERROR(load_range(set, begin, last));
+      GANGLION_RETURN_IF_ERROR(load_range(set, begin, last, hot));
       done += uint64_t{last - begin} * stride;
     }
   }
@@ -143,7 +139,7 @@ Status BundleStream::load(bool (*progress)(void*, uint64_t, uint64_t), void* con
 }
 
 // Reads bundles [begin, end) of a set side by side into staging, and copies each to where it belongs.
-Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end) {
+Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end, HotSink* hot) {
   const BundleLayer& layer = layers_[layer_of_[set]];
   const auto rows_per_read = static_cast<uint32_t>(std::max<size_t>(1, kLoadBytes / layer.stride));
   const uint64_t set_offset =
@@ -180,7 +176,11 @@ Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end) {
       const uint8_t* from = async_io::wanted(runs_[i].op);
       const uint32_t last = std::min(row + rows_per_read, end);
       for (; row < last; ++row, from += layer.stride) {
-        uint8_t* to = prefix_data_[set] + uint64_t{row} * layer.bytes;
+        if (row < plan_.hot[set]) {
+          hot->take(set, row, from);
+          continue;
+        }
+        uint8_t* to = prefix_data_[set] + uint64_t{row - plan_.hot[set]} * layer.bytes;
         if (row >= plan_.prefix[set]) {
           cache_->set_mark(first_neuron_[set] + row, 0);
           to = cache_->admit(first_neuron_[set] + row);
@@ -253,7 +253,8 @@ void BundleStream::begin_layer(size_t layer) {
 }
 
 const uint8_t* BundleStream::find(uint32_t set, uint32_t neuron) const {
-  if (neuron < plan_.prefix[set]) return prefix_data_[set] + uint64_t{neuron} * layers_[layer_of_[set]].bytes;
+  if (in_prefix(set, neuron))
+    return prefix_data_[set] + uint64_t{neuron - plan_.hot[set]} * layers_[layer_of_[set]].bytes;
   const uint32_t place = cache_->place(first_neuron_[set] + neuron);
   if (place == BundleCache::kNowhere) return nullptr;
   if (place < BundleCache::kFirstMark) return cache_->data(place);

@@ -1,5 +1,6 @@
 // The bundles of a pack in memory and on their way. Three places where a bundle can be:
-//   prefix   the most frequent neurons of each expert, chosen by the plan: one array, loaded at start
+//   prefix   the most frequent neurons of each expert, chosen by the plan: one array, loaded at start; the
+//            hottest of them may lie on a device instead, which is given them then
 //   cache    single neurons, kept by decayed use counts (neuron_cache::BundleCache)
 //   staging  where reads land, widened and aligned; computed on there. Two halves: the present layer's, and
 //   the
@@ -35,9 +36,11 @@ struct BundleLayer {
 };
 
 struct BundlePlan {
-  std::vector<uint32_t> prefix;  ///< By set: neurons [0, prefix) stay in memory;
-  std::vector<uint32_t> warm;    ///< neurons [prefix, warm) are in the cache at start.
+  std::vector<uint32_t> prefix;    ///< By set: neurons [0, prefix) stay in memory;
+  std::vector<uint32_t> warm;      ///< neurons [prefix, warm) are in the cache at start.
+  std::vector<uint32_t> hot = {};  ///< Neurons [0, hot) of a prefix are elsewhere. Empty: none.
   size_t cache_bytes = 0;
+  size_t later_bytes = 0;    ///< What others may give the cache beyond the arena's present budget.
   size_t staging_bytes = 0;  ///< Both halves.
 };
 
@@ -55,6 +58,13 @@ struct BundleStats {
 /// (the other half for the memory that unwanted bytes take), by the times of reads of two sizes.
 uint64_t merge_gap(double small_ns, uint64_t small_bytes, double large_ns, uint64_t large_bytes);
 
+/// Is given the hot neurons of sets as they are loaded.
+class HotSink {
+ public:
+  virtual ~HotSink() = default;
+  virtual void take(uint32_t set, uint32_t neuron, const uint8_t* bundle) = 0;
+};
+
 class BundleStream {
  public:
   /// `frequency`: of all neurons, set by set. `store` and `queue` must outlive it. Errors: kResources.
@@ -65,25 +75,30 @@ class BundleStream {
   BundleStream(const BundleStream&) = delete;
   BundleStream& operator=(const BundleStream&) = delete;
 
-  /// Bytes that a prefix takes, as create() lays it out.
-  static size_t prefix_bytes(std::span<const BundleLayer> layers, std::span<const uint32_t> prefix);
   /// Of a cache slot: the largest bundle.
   static size_t slot_bytes(std::span<const BundleLayer> layers);
 
-  /// Reads prefixes and warm neurons, in large sequential reads. Progress as NeuronStream::load_resident.
-  base::Status load(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context);
+  /// Reads hot neurons, prefixes and warm neurons, in large sequential reads. Progress as
+  /// NeuronStream::load_resident. `hot` may be null where there are none.
+  base::Status load(bool (*progress)(void* context, uint64_t done, uint64_t total), void* context,
+                    HotSink* hot = nullptr);
   uint64_t load_bytes() const;
   /// Times a few reads of absent bundles, small and large, and merges from now on what costs less as one
   /// read. Call it after load(). Errors: those of reads.
   base::Status measure_merging();
 
+  /// Rows [begin, rows) of a set, from `data` on.
   struct Prefix {
     const uint8_t* data;
     uint32_t rows;
     uint32_t stride;
+    uint32_t begin = 0;
   };
   Prefix prefix(uint32_t set) const {
-    return {prefix_data_[set], plan_.prefix[set], layers_[layer_of_[set]].bytes};
+    return {prefix_data_[set], plan_.prefix[set], layers_[layer_of_[set]].bytes, plan_.hot[set]};
+  }
+  bool in_prefix(uint32_t set, uint32_t neuron) const {
+    return neuron < plan_.prefix[set] && neuron >= plan_.hot[set];
   }
   uint32_t set_of(size_t layer, size_t expert) const {
     return first_set_[layer] + static_cast<uint32_t>(expert);
@@ -151,7 +166,8 @@ class BundleStream {
                std::vector<BundleLayer> layers, std::span<const float> frequency, BundlePlan plan);
   base::Status reserve(neuron_cache::Arena& arena);
   size_t prepare(Half& half, uint32_t set, std::span<const uint32_t> neurons, async_io::Priority priority);
-  base::Status load_range(uint32_t set, uint32_t begin, uint32_t end);
+  size_t prefix_bytes(size_t set) const;
+  base::Status load_range(uint32_t set, uint32_t begin, uint32_t end, HotSink* hot);
   base::Result<int64_t> time_reads(uint64_t bytes, size_t count);
   void recycle(Half& half);
   Run& run_of(const Half& half, uint32_t index) {

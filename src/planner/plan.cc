@@ -77,15 +77,21 @@ Plan fixed_part(const ModelSizes& sizes, const PlanRequest& request, size_t cont
   plan.expert_bytes_per_token = sizes.expert_bytes_per_token;
   if (!sizes.neuron_sets.empty()) {
     plan.neuron_staging_bytes = kLeastStagingBytes;
-    plan.neuron_prefix.assign(sizes.neuron_sets.size(), 0);
+    plan.hot_bytes = sizes.hot_bytes;
+    for (const NeuronSet& set : sizes.neuron_sets) plan.neuron_prefix.push_back(set.hot);
     plan.neuron_warm = plan.neuron_prefix;
   }
   return plan;
 }
 
+// Of the first `count` neurons, those that are on no device.
+uint64_t bytes_of(const NeuronSet& set, uint64_t count) {
+  return base::round_up((count - set.hot) * set.bundle_bytes, 64);
+}
+
 uint64_t packed_neurons(std::span<const NeuronSet> sets, std::span<const uint32_t> counts) {
   uint64_t bytes = 0;
-  for (size_t i = 0; i < sets.size(); ++i) bytes += base::round_up(counts[i] * sets[i].bundle_bytes, 64);
+  for (size_t i = 0; i < sets.size(); ++i) bytes += bytes_of(sets[i], counts[i]);
   return bytes;
 }
 
@@ -114,7 +120,7 @@ uint64_t staging_for_reads(const ModelSizes& sizes, const Plan& plan) {
 // A pack: what every token needs comes first, then the most frequent neurons, then, if all of those fit, the
 // blocks that only exact passes use.
 void share_out_pack(const ModelSizes& sizes, uint64_t staging, Plan* plan) {
-  const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes;
+  const uint64_t available = plan->budget_bytes - plan->process_bytes - plan->reserve_bytes - plan->hot_bytes;
   // Only the neuron cache gives way later.
   const uint64_t spare = growth(sizes, *plan);
   uint64_t room =
@@ -128,8 +134,7 @@ void share_out_pack(const ModelSizes& sizes, uint64_t staging, Plan* plan) {
   uint64_t all_neurons = 0;
   for (size_t i = 0; i < sizes.dense_blocks.size(); ++i)
     always += sizes.exact_only[i] != 0 ? 0 : base::round_up(sizes.dense_blocks[i], 64);
-  for (const NeuronSet& set : sizes.neuron_sets)
-    all_neurons += base::round_up(set.frequency.size() * set.bundle_bytes, 64);
+  for (const NeuronSet& set : sizes.neuron_sets) all_neurons += bytes_of(set, set.frequency.size());
   plan->dense_resident.clear();
   for (const uint8_t exact_only : {uint8_t{0}, uint8_t{1}}) {
     if (exact_only == 1 && segments(always) + segments(all_neurons) > room) break;
@@ -211,15 +216,18 @@ void share_out(const ModelSizes& sizes, Plan* plan) {
 }
 
 std::string itemise(const Plan& plan) {
+  const std::string hot =
+      plan.hot_bytes == 0 ? "" : ", hot neurons on the device " + base::format_bytes(plan.hot_bytes);
   return base::format(
-      "process %s, reserve %s, norms and scratch (chunk %zu) %s, KV (context %zu) %s, staging %s%s",
-      base::format_bytes(plan.process_bytes).c_str(), base::format_bytes(plan.reserve_bytes).c_str(),
-      plan.chunk, base::format_bytes(segments(plan.vector_bytes + plan.scratch_bytes)).c_str(), plan.context,
-      base::format_bytes(segments(plan.kv_bytes)).c_str(),
-      base::format_bytes(segments(plan.ring_bytes)).c_str(),
-      plan.expert_cache_bytes == 0
-          ? ""
-          : (", experts " + base::format_bytes(segments(plan.expert_cache_bytes))).c_str());
+             "process %s, reserve %s, norms and scratch (chunk %zu) %s, KV (context %zu) %s, staging %s%s",
+             base::format_bytes(plan.process_bytes).c_str(), base::format_bytes(plan.reserve_bytes).c_str(),
+             plan.chunk, base::format_bytes(segments(plan.vector_bytes + plan.scratch_bytes)).c_str(),
+             plan.context, base::format_bytes(segments(plan.kv_bytes)).c_str(),
+             base::format_bytes(segments(plan.ring_bytes)).c_str(),
+             plan.expert_cache_bytes == 0
+                 ? ""
+                 : (", experts " + base::format_bytes(segments(plan.expert_cache_bytes))).c_str()) +
+         hot;
 }
 
 Status too_small(const Plan& plan, uint64_t budget_bytes, bool fixed_context) {
@@ -255,6 +263,7 @@ Result<Plan> replan_pack(const ModelSizes& sizes, const Plan& plan, const PlanCh
   Plan next = plan;
   next.budget_bytes = change.budget_bytes;
   next.neuron_cache_bytes = 0;
+  next.hot_bytes = sizes.hot_bytes;
   next.kv_bytes = next.kv_full_bytes;
   next.scratch_bytes = sizes.scratch_bytes(sizes.context, plan.chunk);
   if (next.planned_bytes() > next.budget_bytes) {
@@ -282,7 +291,7 @@ std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t ro
     for (const NeuronSet& set : sets) {
       const auto end = std::upper_bound(set.frequency.begin(), set.frequency.end(), frequency,
                                         [](float value, float f) { return value > f; });
-      counts.push_back(static_cast<uint32_t>(end - set.frequency.begin()));
+      counts.push_back(std::max(set.hot, static_cast<uint32_t>(end - set.frequency.begin())));
     }
     return counts;
   };
@@ -299,12 +308,12 @@ std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t ro
   const std::vector<uint32_t> most = at_least(too_many);
   uint64_t used = packed_neurons(sets, counts);
   for (size_t i = 0; i < sets.size(); ++i) {
-    const uint64_t before = base::round_up(counts[i] * sets[i].bundle_bytes, 64);
-    const auto more = static_cast<uint32_t>((room_bytes - used + before) / sets[i].bundle_bytes);
+    const uint64_t before = bytes_of(sets[i], counts[i]);
+    const auto more =
+        sets[i].hot + static_cast<uint32_t>((room_bytes - used + before) / sets[i].bundle_bytes);
     uint32_t count = std::clamp(more, counts[i], most[i]);
-    while (count > counts[i] && used - before + base::round_up(count * sets[i].bundle_bytes, 64) > room_bytes)
-      --count;
-    used += base::round_up(count * sets[i].bundle_bytes, 64) - before;
+    while (count > counts[i] && used - before + bytes_of(sets[i], count) > room_bytes) --count;
+    used += bytes_of(sets[i], count) - before;
     counts[i] = count;
   }
   return counts;

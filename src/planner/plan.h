@@ -20,6 +20,7 @@ struct NeuronSet {
   uint64_t bundle_bytes = 0;         ///< In memory.
   std::span<const float> frequency;  ///< [neurons], descending: the share of tokens that use each.
   size_t layer = 0;
+  uint32_t hot = 0;  ///< Neurons [0, hot) lie on a device: they take no memory of the arena.
 };
 
 /// Sizes of a model, and how the sizes of scratch and KV depend on what is chosen.
@@ -36,6 +37,7 @@ struct ModelSizes {
   std::span<const uint8_t> exact_only;  ///< By dense block.
   std::span<const NeuronSet> neuron_sets;
   uint64_t bundle_slot_bytes = 0;  ///< Of the neuron cache.
+  uint64_t hot_bytes = 0;          ///< What a device's buffers take while it is in use.
   size_t context_trained = 0;
   // Pure functions with `context` below.
   uint64_t (*scratch_bytes)(const void* context, size_t chunk) = nullptr;
@@ -65,7 +67,9 @@ struct Plan {
   uint64_t neuron_prefix_bytes = 0;     ///< Bundles in memory for good,
   uint64_t neuron_cache_bytes = 0;      ///< cached by use,
   uint64_t neuron_staging_bytes = 0;    ///< and where they are read to.
-  std::vector<uint32_t> neuron_prefix;  ///< By set: so many of the most frequent are in memory...
+  uint64_t hot_bytes = 0;               ///< On a device, outside the arena.
+  std::vector<uint32_t> neuron_prefix;  ///< By set: so many of the most frequent are in memory (the first on
+                                        ///< a device)...
   std::vector<uint32_t> neuron_warm;    ///< ...and up to here they are cached at start.
   size_t context = 0;
   size_t chunk = 0;        ///< Rows of a prompt's pass at most.
@@ -86,7 +90,7 @@ struct Plan {
   }
   /// Bytes of the arena: everything but process and reserve, in whole segments.
   uint64_t arena_bytes() const;
-  uint64_t planned_bytes() const { return process_bytes + reserve_bytes + arena_bytes(); }
+  uint64_t planned_bytes() const { return process_bytes + reserve_bytes + hot_bytes + arena_bytes(); }
 };
 
 /// All of [0, count), such that every prefix is spread evenly (bit-reversed counting): what is streamed then
@@ -94,7 +98,7 @@ struct Plan {
 std::vector<uint32_t> spread_order(size_t count);
 
 /// Of each set the most frequent neurons, such that all that are taken are at least as frequent as all that
-/// are not, and their bundles take at most `room_bytes`.
+/// are not, and their bundles take at most `room_bytes`. Those on a device are taken and need no room.
 std::vector<uint32_t> most_frequent(std::span<const NeuronSet> sets, uint64_t room_bytes);
 
 /// What changes while a model is in use.

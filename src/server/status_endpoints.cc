@@ -86,6 +86,7 @@ Json props_json(const ServedModel& model, const EngineView& view) {
         {"isa", plan.isa},
         {"kv_type", plan.kv_type},
         {"io", plan.io},
+        {"device", plan.device},
         {"items", items},
         {"notes", plan.notes}}}};
 }
@@ -148,6 +149,12 @@ std::string metrics_text(const EngineView& view, const HttpCounts& network) {
   counter("ganglion:io_wait_seconds_total", "Time in which nothing could be computed.",
           seconds(s.io_wait_ns));
   counter("ganglion:pass_seconds_total", "Time in passes over the model.", seconds(s.pass_ns));
+  counter("ganglion:hot_calls_total", "Calls of the accelerator.", s.hot_calls);
+  counter("ganglion:hot_calls_recomputed_total", "Of those, failed ones that the processor computed.",
+          s.hot_recomputed);
+  counter("ganglion:hot_wait_seconds_total", "Time in which the processor waited for the accelerator.",
+          seconds(s.hot_wait_ns));
+  gauge("ganglion:device_lost", "1 once the accelerator was given up.", s.device_lost.empty() ? 0 : 1);
   gauge("ganglion:cache_hit_rate", "Share of the weights touched that was in memory.", hit_rate(view));
   gauge("ganglion:budget_bytes", "Memory budget.", view.plan.budget_bytes);
   gauge("ganglion:memory_peak_bytes", "Most memory used so far.", memory_peak().resident_bytes);

@@ -139,6 +139,29 @@ class Packs(Cli):
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn(said, done.stderr)
 
+    def test_a_device_computes_hot_neurons(self):
+        out, _ = self.pack("--random-tokens")
+
+        def run(*args):
+            done = ganglion("run", "-m", out, "--raw", "-p", "the cat", "-n", "16", "--temp", "0", "--ignore-eos", *args)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done
+
+        hot = run("--device", "sim", "--hot-neurons", "64", "-t", "1")
+        self.assertIn("hot neurons dense on sim: 64 of 512 in 2 of 2 layers", hot.stderr)
+        self.assertEqual(run("--device", "sim", "--hot-neurons", "64", "--mem", "min").stdout, hot.stdout)
+        done = ganglion("bench", "-m", out, "--device", "sim", "--hot-neurons", "0,64,64,128", "--parallel", "5", "-p", "0", "-n", "8",
+                        "-r", "1", "-o", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        facts = json.loads(done.stdout)
+        self.assertEqual(facts["hot_calls_per_token"], 2)
+        self.assertIn("0, 64 from 2 rows on, 128 from 5 rows on of 512", facts["device"])
+        plan = ganglion("plan", "-m", out, "--device", "sim", "--exact", "--json")
+        self.assertIn("not used", json.loads(plan.stdout)["device"])
+        refused = ganglion("plan", "-m", out, "--device", "abacus")
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertIn("abacus", refused.stderr)
+
     def test_several_sequences_are_a_batch(self):
         out, _ = self.pack("--random-tokens")
         done = ganglion("bench", "-m", out, "-p", "0", "-n", "6", "-d", "5", "-r", "1", "--parallel", "3", "-o", "json")
