@@ -102,7 +102,8 @@ Result<DeviceTimes> measure_device(Backend& backend, const FfnLayer& layer, std:
   const uint64_t most_bytes = std::min(kMeasuredBytes, device.windows[device.queues[0]] / kWindowParts);
   const auto blocks =
       static_cast<uint32_t>(std::clamp<uint64_t>(most_bytes / block_bytes, kLeastBlocks, kMostBlocks));
-  const TestBundles bundles = accelerator::random_bundles(layer, blocks, 1);
+  const TestBundles bundles =
+      accelerator::random_bundles(layer, blocks, 1, backend.capabilities().row_alignment);
   Rig rig(backend, layer.layer);
   GANGLION_ASSIGN_OR_RETURN(const BufferId weights, accelerator::upload(backend, bundles, device.queues[0]));
   rig.uploaded = true;
