@@ -142,10 +142,11 @@ class ForwardPass {
   base::Status look_ahead(size_t layer);
   void guess_input(size_t layer, FormSet forms);
   base::Status guess_experts(size_t layer);
+  void read_next_experts(size_t layer);
   void leave_experts(size_t layer, size_t begin, size_t end);
   void skip_expert(const model::LayerWeights& weights, uint32_t expert);
   void request_wave(const model::LayerWeights& weights, size_t begin, size_t end);
-  base::Status expert_wave(size_t layer, size_t begin, size_t end);
+  base::Status expert_wave(size_t layer, size_t begin, size_t end, bool read_next);
   base::Status output(std::span<const Row> rows, PassSink* sink);
 
   // The FFN of packed layers (forward_sparse.cc).
@@ -232,6 +233,7 @@ class ForwardPass {
   RoutingSink* routing_sink_ = nullptr;
   std::vector<uint32_t> reported_;  // [used]: experts of one row, for routing_sink_
   std::vector<Product> products_;
+  std::vector<neuron_store::BlockId> next_blocks_;  // of read_next_experts()
   std::vector<async_io::ReadOp> row_reads_;
 };
 

@@ -73,7 +73,7 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
       if (bundled && end > begin) break;  // They are streamed expert by expert.
       end = buffers_->expert_begin[expert + 1];
     }
-    GANGLION_RETURN_IF_ERROR(expert_wave(layer, begin, end));
+    GANGLION_RETURN_IF_ERROR(expert_wave(layer, begin, end, rows > kSparseRows && end == entries));
     if (rows > kSparseRows && !bundled) leave_experts(layer, begin, end);
     for_rows(rows, [&](size_t i) {
       for (size_t slot = i * used; slot < (i + 1) * used; ++slot) {
@@ -177,8 +177,26 @@ Status ForwardPass::guess_experts(size_t layer) {
   return base::ok_status();
 }
 
+// Has all experts of a layer read while those before it are computed: a prompt uses nearly all of them.
+void ForwardPass::read_next_experts(size_t layer) {
+  const ModelConfig& config = *context_.config;
+  const size_t slots = context_.stream->expert_slots();
+  if (layer >= config.layers.size() || !config.layers[layer].moe || slots == SIZE_MAX) return;
+  const LayerWeights& w = context_.weights->layers[layer];
+  next_blocks_.clear();
+  for (uint32_t expert = 0; expert < config.moe.expert_count; ++expert) {
+    for (const MatrixRef* matrix : {&w.expert_gate, &w.expert_up, &w.expert_down}) {
+      const neuron_store::BlockRange range = context_.multiplier->blocks(*matrix, expert);
+      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) next_blocks_.push_back(id);
+    }
+  }
+  // Room for the present layer's, these, and much that stays.
+  if (4 * next_blocks_.size() > slots) return;
+  context_.stream->read_next(next_blocks_, config.moe.expert_count);
+}
+
 // expert_out [end - begin][D]: the experts' outputs for the entries by_expert[begin, end).
-Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
+Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end, bool read_next) {
   const ModelConfig& config = *context_.config;
   const LayerWeights& w = context_.weights->layers[layer];
   const size_t width = config.moe.expert_ffn;
@@ -196,6 +214,7 @@ Status ForwardPass::expert_wave(size_t layer, size_t begin, size_t end) {
   };
   const bool bundled = w.bundle.present();
   if (!bundled) request_wave(w, begin, end);
+  if (read_next && !bundled) read_next_experts(layer + 1);
   if (single_row_ && !bundled) GANGLION_RETURN_IF_ERROR(look_ahead(layer + 1));
   products_.clear();
   for_experts([&](uint32_t expert, size_t at, size_t count) {

@@ -123,12 +123,21 @@ void BlockCache::tick() {
   lasting_.tick();
   std::fill(group_new_.begin(), group_new_.end(), false);
   giving_way_.clear();
+  made_room_ = 0;
 }
 
 void BlockCache::give_way(uint32_t group) {
   if (!group_new_[group]) return;
   giving_way_.push_back(group);
   group_new_[group] = false;
+}
+
+bool BlockCache::make_room(uint32_t for_group, uint32_t allowance) {
+  if (!free_.empty() || evict_given_way(for_group)) return true;
+  if (made_room_ >= allowance || !evict_coldest(for_group, std::numeric_limits<float>::infinity()))
+    return false;
+  ++made_room_;
+  return true;
 }
 
 bool BlockCache::evict_given_way(uint32_t but_group) {
@@ -144,7 +153,8 @@ bool BlockCache::evict_coldest(uint32_t but_group, float below) {
   uint32_t coldest = kNone;
   float least = below;
   for (uint32_t group = 0; group < group_blocks_.size(); ++group) {
-    if (group_resident_[group] == 0 || group == but_group || !(heat(group) < least)) continue;
+    if (group_resident_[group] == 0 || group == but_group || !(heat(group) < below) || heat(group) > least)
+      continue;
     const std::vector<uint32_t>& blocks = group_blocks_[group];
     if (std::none_of(blocks.begin(), blocks.end(),
                      [&](uint32_t block) { return evictable(slot_of_[block]); }))

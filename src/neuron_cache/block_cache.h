@@ -81,6 +81,9 @@ class BlockCache {
   /// begin_load() with `force` displaces first until the next one, the latest first. A prompt uses all
   /// experts in turn: those that give way to each other leave alone what was there before.
   void give_way(uint32_t group);
+  /// Makes sure of a free slot for what will be used soon: takes a group that gives way or, for at most
+  /// `allowance` times since the last tick(), the coldest (of equals the last: a pass comes to it late).
+  [[nodiscard]] bool make_room(uint32_t for_group, uint32_t allowance);
   /// Estimated uses per tick.
   float heat(uint32_t group) const {
     return recent_.rate_scale * recent_.uses[group] + lasting_.rate_scale * lasting_.uses[group];
@@ -135,6 +138,7 @@ class BlockCache {
   std::vector<uint32_t> group_resident_;             // resident blocks of each group
   std::vector<bool> group_new_;                      // a block of it was loaded since the last tick
   std::vector<uint32_t> giving_way_;                 // groups, the latest last
+  uint32_t made_room_ = 0;                           // times that the coldest was taken since the last tick
   DecayedUses recent_;
   DecayedUses lasting_;
   uint64_t evictions_ = 0;

@@ -344,6 +344,26 @@ void NeuronStream::request_ahead(BlockId block) {
   ++stats_.ahead_reads;
 }
 
+void NeuronStream::read_next(std::span<const BlockId> blocks, uint32_t groups) {
+  next_.assign(blocks.begin(), blocks.end());
+  next_at_ = 0;
+  next_groups_ = groups;
+  pump_next();
+}
+
+void NeuronStream::pump_next() {
+  for (; next_at_ < next_.size() && error_.ok(); ++next_at_) {
+    const BlockId block = next_[next_at_];
+    if (resident_data_[block] != nullptr || experts_->state(block) != BlockState::kAbsent) continue;
+    if (!experts_->make_room(experts_->group_of(block), next_groups_) ||
+        !start_read(*experts_, block, false, Priority::kLookAhead)) {
+      return;
+    }
+    ahead_[block - config_.dense_blocks] = true;
+    ++stats_.ahead_reads;
+  }
+}
+
 void NeuronStream::poll() {
   queue_.poll(false);
   pump();
@@ -403,6 +423,7 @@ void NeuronStream::read_done(ReadOp* op) {
 
 // Reads ahead in the order of the pass, into the next one, as far as the ring has room.
 void NeuronStream::pump() {
+  pump_next();
   if (config_.streamed.empty() || !error_.ok()) return;
   for (;;) {
     const bool with_output = kind_[cursor_pass_ % 2].output;
@@ -450,6 +471,7 @@ void NeuronStream::use_expert(uint32_t group) {
 }
 
 void NeuronStream::tick() {
+  next_at_ = next_.size();
   experts_->tick();
 }
 

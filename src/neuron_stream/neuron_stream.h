@@ -123,6 +123,9 @@ class NeuronStream {
   void use_expert(uint32_t group);
   /// A prompt is done with an expert: it gives way to the next ones if it was read for this pass.
   void leave_expert(uint32_t group) { experts_->give_way(group); }
+  /// A prompt will ask for these experts' blocks next: reads those that are absent, as far as others give way
+  /// or, for `groups` experts a pass, the coldest do.
+  void read_next(std::span<const BlockId> blocks, uint32_t groups);
   /// A pass is done: older uses fade.
   void tick();
 
@@ -154,6 +157,7 @@ class NeuronStream {
   static void read_done(async_io::ReadOp* op);
   void count_ask(BlockId block, bool here);
   void pump();
+  void pump_next();
   void seek(BlockId block);
   void drop_streamed();
   bool passed_over(BlockId block) const;
@@ -167,7 +171,10 @@ class NeuronStream {
   std::vector<uint8_t*> resident_data_;  // by block; null if not resident
   std::unique_ptr<neuron_cache::BlockCache> ring_;
   std::unique_ptr<neuron_cache::BlockCache> experts_;
-  std::vector<size_t> order_of_;   // place in config_.streamed by dense block
+  std::vector<size_t> order_of_;  // place in config_.streamed by dense block
+  std::vector<BlockId> next_;     // of read_next(), from next_at_ on
+  size_t next_at_ = 0;
+  uint32_t next_groups_ = 0;
   std::vector<bool> ahead_;        // by expert block: read ahead and not used yet
   std::vector<bool> asked_;        // by expert block: counted as hit or miss in this pass
   size_t cursor_ = 0;              // next of config_.streamed to read

@@ -51,7 +51,7 @@ TEST_F(NeuronStreamTest, DeliversTheRightBytesForEveryTimingAndSize) {
         if (random() % 2 == 0) experts.push_back(e);
       }
       const bool predicted = random() % 2 == 0;
-      const Status status = test.pass(output, predicted, experts);
+      const Status status = test.pass(output, predicted, experts, random() % 3 == 0);
       ASSERT_TRUE(status.ok()) << "seed " << seed << ", pass " << pass << ": " << status.message();
       output = random() % 4 == 0 ? !predicted : predicted;  // Now and then the prediction is wrong.
     }
@@ -85,6 +85,21 @@ TEST_F(NeuronStreamTest, ReadsNothingThatIsResident) {
     EXPECT_EQ(resident.count(id), 0U) << id;
     EXPECT_TRUE(id < model_.dense_blocks() || count == 1) << "a cached expert was read again";
   }
+}
+
+TEST_F(NeuronStreamTest, PromptsReadTheNextLayersExpertsAndKeepSome) {
+  const std::vector<uint32_t> all = {0, 1, 2, 3};
+  ASSERT_EQ(all.size(), kExperts);
+  const size_t experts = model_.store().block_count() - model_.dense_blocks();
+  FakeDevice dev = device({.delivery = Delivery::kRandom});
+  TestStream test(model_, dev, model_.config(4, experts * 3 / 4));
+  constexpr size_t kPasses = 6;
+  for (size_t pass = 0; pass < kPasses; ++pass) ASSERT_TRUE(test.pass(true, true, all, true).ok());
+  size_t reads = 0;
+  for (const auto& [id, count] : reads_of(dev))
+    reads += id < model_.dense_blocks() ? 0 : static_cast<size_t>(count);
+  EXPECT_LT(reads, kPasses * experts);
+  EXPECT_GT(test.stream->stats().ahead_used, 0U);
 }
 
 TEST_F(NeuronStreamTest, ReadAheadCrossesTheEndOfAPassAndStopsAfterOne) {

@@ -147,11 +147,24 @@ struct TestStream {
     return base::ok_status();
   }
 
-  /// One pass with `experts` in each layer.
-  Status pass(bool output, bool next_output, const std::vector<uint32_t>& experts = {}) {
+  void begin_prompt_layer(uint32_t layer, const std::vector<uint32_t>& experts) {
+    std::vector<BlockId> next;
+    for (const bool down : {false, true}) {
+      for (const uint32_t expert : experts) {
+        for (const BlockId id : model.expert_blocks(layer, expert, down)) stream->request(id);
+        if (layer + 1 == kLayers) continue;
+        for (const BlockId id : model.expert_blocks(layer + 1, expert, down)) next.push_back(id);
+      }
+    }
+    stream->read_next(next, kExperts);
+  }
+
+  /// One pass with `experts` in each layer; a prompt's has the next layer's read meanwhile.
+  Status pass(bool output, bool next_output, const std::vector<uint32_t>& experts = {}, bool prompt = false) {
     stream->begin_pass({output}, {next_output});
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       GANGLION_RETURN_IF_ERROR(consume(model.blocks(2 * layer)));
+      if (prompt) begin_prompt_layer(layer, experts);
       for (const bool down : {false, true}) {
         std::vector<BlockId> wanted;
         for (const uint32_t expert : experts) {
@@ -159,6 +172,9 @@ struct TestStream {
           for (const BlockId id : model.expert_blocks(layer, expert, down)) wanted.push_back(id);
         }
         GANGLION_RETURN_IF_ERROR(consume(wanted));
+      }
+      for (const uint32_t expert : experts) {
+        if (prompt) stream->leave_expert(layer * kExperts + expert);
       }
       GANGLION_RETURN_IF_ERROR(consume(model.blocks(2 * layer + 1)));
     }

@@ -161,6 +161,14 @@ class Packs(Cli):
         refused = ganglion("plan", "-m", out, "--device", "abacus")
         self.assertEqual(refused.returncode, 2, refused.stderr)
         self.assertIn("abacus", refused.stderr)
+        if "opencl" not in refused.stderr:
+            print("NOTE: built without OpenCL: hot neurons are not tested on it", file=sys.stderr)
+            return
+        os.environ["RUSTICL_ENABLE"] = "llvmpipe"
+        for device in ("opencl:pocl", "opencl:rusticl"):
+            done = run("--device", device, "--hot-neurons", "64")
+            self.assertIn(f"hot neurons dense on {device} (", done.stderr)
+            self.assertEqual(done.stdout, hot.stdout)
 
     def test_several_sequences_are_a_batch(self):
         out, _ = self.pack("--random-tokens")
