@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "accelerator/self_test.h"
 #include "accelerator/sim.h"
 #include "engine/open_with_device.h"
 #include "ganglion/engine.h"
@@ -432,6 +433,29 @@ TEST(HotNeuronsPlan, OfSiluPacksAreThoseWithLargeActivations) {
   EXPECT_LE(largest_difference(alone.logits, both.logits), 2e-5F);
   const Way lost = {.hot = {48}, .memory = "min", .faults = {{SimFault::Kind::kLoseDevice, 4}}};
   expect_same_bits(both.logits, answer(pack.path(), lost).logits, "a lost device");
+}
+
+TEST(HotNeurons, WhatADeviceComputesWronglyIsLeftOutAndNamed) {
+  const TestPack pack("llama-relu-q4_0", 0);
+  const Answer whole = answer(pack.path(), {});
+  Way way;
+  for (const accelerator::Operation& operation :
+       accelerator::operations_of(accelerator::sim_capabilities())) {
+    if (operation.kind == accelerator::Operation::Kind::kFfn && operation.bucket == 1)
+      way.sim.broken.push_back(operation);
+  }
+  const Opened opened = open(pack.path(), way);
+  const std::vector<std::string>& notes = opened.engine->plan().notes;
+  EXPECT_TRUE(std::any_of(notes.begin(), notes.end(), [](const std::string& note) {
+    return note.find("1 token") != std::string::npos && note.find("device sim") != std::string::npos;
+  }));
+  expect_same_bits(whole.logits, answer(pack.path(), way).logits, "single rows are calls of two");
+  way.sim.broken = accelerator::operations_of(accelerator::sim_capabilities());
+  const auto refused = engine::open_with_device(options_of(pack.path(), way), std::make_unique<Sim>(way.sim));
+  ASSERT_FALSE(refused.ok()) << refused.value()->plan().device;
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("fails its self-test"), std::string::npos)
+      << refused.status().message();
 }
 
 }  // namespace

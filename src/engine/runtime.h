@@ -95,6 +95,7 @@ class Runtime {
   // Of a device.
   base::Status open_device(std::unique_ptr<accelerator::Backend> device);
   void describe_hot_sets();
+  base::Status test_device();
   base::Status plan_device(const planner::PlanRequest& request);
   base::Result<std::vector<uint32_t>> wanted_blocks(const planner::PlanRequest& request);
   base::Result<std::vector<uint32_t>> planned_blocks(const planner::PlanRequest& request);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "accelerator/open_backend.h"
+#include "accelerator/self_test.h"
 #include "base/units.h"
 #include "engine/runtime.h"
 
@@ -48,8 +49,12 @@ Status Runtime::open_device(std::unique_ptr<Backend> device) {
     device_line_ = unused + (packed() ? "all neurons were asked for (--exact)" : "the model is no pack");
   } else {
     describe_hot_sets();
-    if (hot_layout_.buckets.empty())
+    if (hot_layout_.buckets.empty()) {
       device_line_ = unused + "it cannot compute the types and shapes of this pack's neurons";
+    } else {
+      GANGLION_RETURN_IF_ERROR(test_device());
+      if (hot_layout_.buckets.empty()) device_line_ = unused + "it fails its self-test: " + notes_.back();
+    }
   }
   if (device_line_.empty()) return base::ok_status();
   device_.reset();
@@ -102,6 +107,28 @@ void Runtime::describe_hot_sets() {
     buckets = buckets.first(buckets.size() - 1);
   layout.buckets = HotClusters::kept_buckets(buckets, count, device.graph_limit);
   layout.neurons.assign(layout.buckets.size(), 0);
+}
+
+// Leaves out the buckets that the device computes wrongly, and says so.
+Status Runtime::test_device() {
+  accelerator::SelfTestOptions options;
+  for (const HotSet& set : hot_layout_.sets) {
+    for (const uint32_t bucket : hot_layout_.buckets) {
+      const accelerator::Operation operation = {
+          .activation = set.activation, .format = set.format, .bucket = bucket};
+      const bool known = std::find(options.only.begin(), options.only.end(), operation) != options.only.end();
+      if (set.neurons > 0 && !known) options.only.push_back(operation);
+    }
+  }
+  const Result<accelerator::SelfTestReport> report = accelerator::self_test(*device_, options);
+  const std::string name = "device " + device_->capabilities().name;
+  if (!report.ok()) return report.status().with_context(name);
+  for (const accelerator::MaskedOperation& masked : report.value().masked) {
+    notes_.push_back(name + ": " + masked.why);
+    std::erase(hot_layout_.buckets, masked.operation.bucket);
+  }
+  hot_layout_.neurons.assign(hot_layout_.buckets.size(), 0);
+  return base::ok_status();
 }
 
 // Decides how much of the neurons the device takes; without it where that is none.
