@@ -121,12 +121,12 @@ bool Scheduler::idle() const {
 void Scheduler::run(const std::atomic<bool>& stop, const std::function<void()>& between_passes) {
   const auto one_round = [&](bool stopping) {
     drop_cancelled(stopping);
-    const bool acted = act_on_slots();
+    act_on_slots();
     admit();
     const bool decoded = decode();
     const bool prompted = evaluate_prompt();
     if (between_passes) between_passes();
-    publish(acted || (!decoded && !prompted));
+    publish(!decoded && !prompted);
     return decoded || prompted;
   };
   while (!stop) {
@@ -177,10 +177,8 @@ void Scheduler::drop_cancelled(bool stopping) {
   }
 }
 
-// Saves, restores and erases what idle slots hold; others wait until their slots are. False if nothing was
-// done.
-bool Scheduler::act_on_slots() {
-  bool any = false;
+// Saves, restores and erases what idle slots hold; others wait until their slots are.
+void Scheduler::act_on_slots() {
   for (;;) {
     SlotAction action;
     {
@@ -192,13 +190,12 @@ bool Scheduler::act_on_slots() {
       actions_.erase(ready);
     }
     Result<SlotOutcome> outcome = act(*slots_[action.slot], action);
+    publish(true);  // Who is told asks at once.
     action.done(outcome);
-    any = true;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& slot : slots_) slot->claimed = false;
   for (const SlotAction& waiting : actions_) slots_[waiting.slot]->claimed = true;
-  return any;
 }
 
 Result<SlotOutcome> Scheduler::act(Slot& slot, const SlotAction& action) {

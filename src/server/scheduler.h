@@ -83,7 +83,7 @@ class Scheduler {
   bool evaluate_prompt();
   void assign(Slot& slot, std::unique_ptr<Task> task);
   Slot* choose_slot(const Task& task) const;
-  bool act_on_slots();
+  void act_on_slots();
   Result<SlotOutcome> act(Slot& slot, const SlotAction& action);
   void take_prefix(Slot& slot, Task& task);
   Status make_sampler(Task& task);
