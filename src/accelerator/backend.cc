@@ -17,6 +17,15 @@ std::string_view activation_name(Activation activation) {
   return "unknown";
 }
 
+std::vector<FfnFormat> uniform_formats(std::span<const base::TensorType> types) {
+  std::vector<FfnFormat> formats;
+  for (const base::TensorType type : types) {
+    for (size_t down = 0; down < kernels::kDownTypes; ++down)
+      formats.push_back({type, type, static_cast<kernels::DownType>(down)});
+  }
+  return formats;
+}
+
 uint32_t bucket_for(std::span<const uint32_t> buckets, size_t tokens) {
   for (const uint32_t bucket : buckets) {
     if (bucket >= tokens) return bucket;

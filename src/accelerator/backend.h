@@ -14,6 +14,7 @@
 // Once the device is lost it stays lost: all pending tickets end, and calls that need it return kDevice.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -63,6 +64,14 @@ struct Capabilities {
   int64_t hop_ns =
       0;  ///< From submit to completion of nothing: assumed by the backend, measured by the planner.
 };
+
+/// FFNs whose gates and ups have one of the types, with down rows of any.
+std::vector<FfnFormat> uniform_formats(std::span<const base::TensorType> types);
+/// Of the lists above.
+template <typename T>
+bool contains(const std::vector<T>& list, const T& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
 
 /// The smallest bucket that holds `tokens`, or 0.
 uint32_t bucket_for(std::span<const uint32_t> buckets, size_t tokens);

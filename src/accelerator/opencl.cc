@@ -16,11 +16,6 @@ using base::Status;
 
 namespace {
 
-template <typename T>
-bool contains(const std::vector<T>& list, const T& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 Status unsupported(std::string what) {
   return Status(Code::kUnsupported, "opencl: " + std::move(what));
 }

@@ -19,20 +19,22 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-std::string platform_text(cl_platform_id platform, cl_platform_info what) {
+/// Of clGetPlatformInfo or clGetDeviceInfo.
+template <typename Get, typename Of, typename What>
+std::string info_text(Get get, Of of, What what) {
   size_t bytes = 0;
-  if (clGetPlatformInfo(platform, what, 0, nullptr, &bytes) != CL_SUCCESS) return {};
+  if (get(of, what, 0, nullptr, &bytes) != CL_SUCCESS) return {};
   std::string text(bytes, '\0');
-  clGetPlatformInfo(platform, what, bytes, text.data(), nullptr);
+  get(of, what, bytes, text.data(), nullptr);
   return text.c_str();
 }
 
+std::string platform_text(cl_platform_id platform, cl_platform_info what) {
+  return info_text(clGetPlatformInfo, platform, what);
+}
+
 std::string device_text(cl_device_id device, cl_device_info what) {
-  size_t bytes = 0;
-  if (clGetDeviceInfo(device, what, 0, nullptr, &bytes) != CL_SUCCESS) return {};
-  std::string text(bytes, '\0');
-  clGetDeviceInfo(device, what, bytes, text.data(), nullptr);
-  return text.c_str();
+  return info_text(clGetDeviceInfo, device, what);
 }
 
 template <typename T>
@@ -111,11 +113,7 @@ Capabilities opencl_capabilities(const OpenclDevice& device) {
   c.matmul_buckets = {32, 128};
   c.matmul_types = {TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kQ4_K, TensorType::kF16,
                     TensorType::kF32};
-  for (const TensorType type : c.matmul_types) {
-    for (size_t down = 0; down < kernels::kDownTypes; ++down) {
-      c.ffn_formats.push_back({type, type, static_cast<kernels::DownType>(down)});
-    }
-  }
+  c.ffn_formats = uniform_formats(c.matmul_types);
   c.precision = Precision::kF32;
   c.hop_ns = 50'000;
   return c;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "accelerator/opencl_source.h"
+#include "base/units.h"
 
 namespace ganglion::accelerator {
 
@@ -15,7 +16,7 @@ namespace {
 using Sizes = OpenclSizes;
 
 uint32_t divided_up(uint32_t a, uint32_t b) {
-  return (a + b - 1) / b;
+  return static_cast<uint32_t>(base::ceil_div(a, b));
 }
 
 std::string weights_macro(base::TensorType type) {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "accelerator/layer_for_test.h"
+#include "accelerator/sample_layer.h"
 #include "accelerator/self_test.h"
 #include "kernels/random_blocks.h"
 
@@ -70,7 +70,7 @@ struct Rig {
   }
 
   std::unique_ptr<Backend> backend;
-  TestBundles bundles;
+  SampleBundles bundles;
   BufferId weights{}, in{};
   BufferId out[4] = {};
   std::vector<float> x;
@@ -116,7 +116,7 @@ TEST_P(Opencl, LargeLayersAreRight) {
                           .format = {TensorType::kQ8_0, TensorType::kQ8_0, kernels::DownType::kQ4},
                           .activation = Activation::kRelu,
                           .threshold = 1};
-  const TestBundles bundles = random_bundles(layer, 3, 11);
+  const SampleBundles bundles = random_bundles(layer, 3, 11);
   ASSERT_TRUE(upload(*backend, bundles, 0).ok());
   std::vector<float> x(2080);
   uint64_t seed = 13;

@@ -7,7 +7,8 @@
 #include <limits>
 #include <numeric>
 
-#include "accelerator/layer_for_test.h"
+#include "accelerator/sample_layer.h"
+#include "base/units.h"
 #include "kernels/random_blocks.h"
 
 namespace ganglion::accelerator {
@@ -44,7 +45,7 @@ float threshold_of(Activation activation) {
 }
 
 uint32_t multiple(uint32_t least, uint32_t of) {
-  return (least + of - 1) / of * of;
+  return static_cast<uint32_t>(base::round_up(least, of));
 }
 
 /// What an operation has to give, and by how much each element may differ.
@@ -64,20 +65,15 @@ Expected expected_matmul(const std::vector<uint8_t>& weights, const MatmulShape&
     kernels::reference_table().dequantize[static_cast<size_t>(shape.type)](weights.data() + r * stride,
                                                                            shape.cols, row.data());
     for (size_t t = 0; t < shape.bucket; ++t) {
-      double value = 0, size = 0;
-      for (size_t c = 0; c < shape.cols; ++c) {
-        const double term = static_cast<double>(row[c]) * static_cast<double>(x[t * shape.cols + c]);
-        value += term;
-        size += std::fabs(term);
-      }
-      e.out[t * shape.rows + r] = value;
-      e.allowed[t * shape.rows + r] = tolerance * size;
+      const Dot product = dot(row, x.data() + t * shape.cols);
+      e.out[t * shape.rows + r] = product.value;
+      e.allowed[t * shape.rows + r] = tolerance * product.size;
     }
   }
   return e;
 }
 
-Expected expected_ffn(const TestBundles& bundles, const std::vector<float>& x, double tolerance) {
+Expected expected_ffn(const SampleBundles& bundles, const std::vector<float>& x, double tolerance) {
   FfnTruth truth = ffn_truth(bundles, kPrefix, x, 10 * tolerance);
   Expected e{.out = std::move(truth.out), .allowed = std::move(truth.slack)};
   for (size_t i = 0; i < e.allowed.size(); ++i) e.allowed[i] += tolerance * truth.sizes[i];
@@ -200,7 +196,7 @@ Status Trial::run_ffn(const Operation& operation) {
       .activation = operation.activation,
       .threshold = threshold_of(operation.activation),
   };
-  const TestBundles bundles = random_bundles(layer, kBlocks, 7, capabilities_.row_alignment);
+  const SampleBundles bundles = random_bundles(layer, kBlocks, 7, capabilities_.row_alignment);
   GANGLION_ASSIGN_OR_RETURN(const BufferId weights, create(bundles.bytes.size()));
   GANGLION_RETURN_IF_ERROR(fill(weights, bundles.bytes.data(), bundles.bytes.size(), 0).status());
   GANGLION_RETURN_IF_ERROR(backend_.define_layer(layer));

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "accelerator/layer_for_test.h"
+#include "accelerator/sample_layer.h"
 #include "accelerator/sim.h"
 
 namespace ganglion::accelerator {

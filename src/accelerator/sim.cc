@@ -23,11 +23,6 @@ Status lost_status() {
   return to_status(Outcome::kDeviceLost);
 }
 
-template <typename T>
-bool contains(const std::vector<T>& list, const T& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 Status unsupported(std::string what) {
   return Status(Code::kUnsupported, "sim: " + std::move(what));
 }
@@ -48,11 +43,7 @@ Capabilities sim_capabilities() {
   c.ffn_buckets = {1, 2, 4, 8};
   c.matmul_buckets = {32, 128};
   c.matmul_types = {TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kF16, TensorType::kF32};
-  for (const TensorType type : c.matmul_types) {
-    for (size_t down = 0; down < kernels::kDownTypes; ++down) {
-      c.ffn_formats.push_back({type, type, static_cast<kernels::DownType>(down)});
-    }
-  }
+  c.ffn_formats = uniform_formats(c.matmul_types);
   c.precision = Precision::kInt8;
   return c;
 }

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <new>
 
-#include "accelerator/layer_for_test.h"
+#include "accelerator/sample_layer.h"
 #include "kernels/random_blocks.h"
 
 namespace {
@@ -68,7 +68,7 @@ struct Rig {
   }
 
   Sim sim;
-  TestBundles bundles;
+  SampleBundles bundles;
   BufferId weights{}, in{};
   BufferId out[4] = {};
   std::vector<float> x;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "accelerator/layer_for_test.h"
+#include "accelerator/sample_layer.h"
 #include "accelerator/sim_compute.h"
 #include "platform/clock.h"
 
@@ -13,7 +13,7 @@ using accelerator::Backend;
 using accelerator::BlockRows;
 using accelerator::BufferId;
 using accelerator::FfnLayer;
-using accelerator::TestBundles;
+using accelerator::SampleBundles;
 using base::Result;
 using base::Status;
 
@@ -42,7 +42,7 @@ Result<double> time_calls(Backend& backend, const accelerator::Submission& submi
 }
 
 // Nanoseconds of all blocks on all threads, each having every n-th.
-double time_processor(const TestBundles& bundles, uint32_t tokens, const kernels::KernelTable& kernels,
+double time_processor(const SampleBundles& bundles, uint32_t tokens, const kernels::KernelTable& kernels,
                       platform::ThreadPool& threads) {
   const FfnLayer& layer = bundles.layer;
   std::vector<std::vector<BlockRows>> shares(static_cast<size_t>(threads.size()));
@@ -102,7 +102,7 @@ Result<DeviceTimes> measure_device(Backend& backend, const FfnLayer& layer, std:
   const uint64_t most_bytes = std::min(kMeasuredBytes, device.windows[device.queues[0]] / kWindowParts);
   const auto blocks =
       static_cast<uint32_t>(std::clamp<uint64_t>(most_bytes / block_bytes, kLeastBlocks, kMostBlocks));
-  const TestBundles bundles =
+  const SampleBundles bundles =
       accelerator::random_bundles(layer, blocks, 1, backend.capabilities().row_alignment);
   Rig rig(backend, layer.layer);
   GANGLION_ASSIGN_OR_RETURN(const BufferId weights, accelerator::upload(backend, bundles, device.queues[0]));

@@ -25,6 +25,11 @@ constexpr uint64_t kPage = 4096;
 constexpr int64_t kDeadlineNs = 5'000'000'000;
 // A device that fails so often in a row only costs time.
 constexpr uint32_t kMostFailures = 8;
+
+// Of a call's x, or its results.
+uint64_t vectors_bytes(uint32_t bucket, uint32_t dim, const Capabilities& device) {
+  return base::round_up(uint64_t{bucket} * dim * sizeof(float), device.buffer_alignment);
+}
 }  // namespace
 
 // Which lane each set lies in, and what is made there.
@@ -38,7 +43,9 @@ struct HotClusters::Placing {
 };
 
 HotClusters::RowPlaces HotClusters::place_rows(const HotSet& set, uint32_t dim, uint32_t alignment) {
-  const auto aligned = [&](uint32_t bytes) { return (bytes + alignment - 1) / alignment * alignment; };
+  const auto aligned = [&](uint32_t bytes) {
+    return static_cast<uint32_t>(base::round_up(bytes, alignment));
+  };
   RowPlaces at;
   at.gate_bytes = static_cast<uint32_t>(base::row_bytes(set.format.gate, dim));
   at.up_bytes = static_cast<uint32_t>(base::row_bytes(set.format.up, dim));
@@ -76,9 +83,8 @@ Result<HotClusters::Placing> HotClusters::place(const HotLayout& layout, const C
       placing.boundaries.push_back(neurons);
   }
   for (const uint32_t bucket : layout.buckets) {
-    const uint64_t chunk =
-        base::round_up(uint64_t{bucket} * layout.dim * sizeof(float), uint64_t{device.buffer_alignment});
-    placing.x_bytes = std::max(placing.x_bytes, chunk * base::ceil_div(layout.most_rows, size_t{bucket}));
+    placing.x_bytes = std::max(placing.x_bytes, vectors_bytes(bucket, layout.dim, device) *
+                                                    base::ceil_div(layout.most_rows, size_t{bucket}));
   }
   placing.x_bytes = base::round_up(placing.x_bytes, kPage);
   placing.out_bytes = placing.x_bytes * layout.most_units;
@@ -194,28 +200,31 @@ void HotClusters::release() {
   backend_ = nullptr;
 }
 
+const HotClusters::Part* HotClusters::part_of(const Set& set, uint32_t neuron) {
+  const auto found = std::find_if(set.parts.begin(), set.parts.end(), [&](const Part& part) {
+    return neuron >= part.begin && neuron < part.end;
+  });
+  return found == set.parts.end() ? nullptr : &*found;
+}
+
 void HotClusters::take(uint32_t s, uint32_t neuron, const uint8_t* bundle) {
-  Set& set = sets_[s];
   const HotSet& from = layout_.sets[s];
-  const RowPlaces& at = set.at;
-  for (Part& part : set.parts) {
-    if (neuron < part.begin || neuron >= part.end) continue;
-    uint8_t* to = part.view.data() + uint64_t{neuron - part.begin} * at.stride;
-    if (!from.gates_apart) std::memcpy(to, bundle, at.gate_bytes);
-    std::memcpy(to + at.up, bundle + from.up_offset, at.up_bytes);
-    std::memcpy(to + at.down, bundle + from.down_offset, at.down_bytes);
-  }
+  const RowPlaces& at = sets_[s].at;
+  const Part* part = part_of(sets_[s], neuron);
+  if (part == nullptr) return;
+  uint8_t* to = part->view.data() + uint64_t{neuron - part->begin} * at.stride;
+  if (!from.gates_apart) std::memcpy(to, bundle, at.gate_bytes);
+  std::memcpy(to + at.up, bundle + from.up_offset, at.up_bytes);
+  std::memcpy(to + at.down, bundle + from.down_offset, at.down_bytes);
 }
 
 void HotClusters::take_gate(uint32_t s, uint32_t neuron, const uint8_t* row) {
-  Set& set = sets_[s];
-  const RowPlaces& at = set.at;
-  for (Part& part : set.parts) {
-    if (neuron < part.begin || neuron >= part.end) continue;
-    const uint64_t gates = uint64_t{part.end - part.begin} * at.stride;
-    std::memcpy(part.view.data() + gates + uint64_t{neuron - part.begin} * at.gate_stride, row,
-                at.gate_bytes);
-  }
+  const RowPlaces& at = sets_[s].at;
+  const Part* part = part_of(sets_[s], neuron);
+  if (part == nullptr) return;
+  const uint64_t gates = uint64_t{part->end - part->begin} * at.stride;
+  std::memcpy(part->view.data() + gates + uint64_t{neuron - part->begin} * at.gate_stride, row,
+              at.gate_bytes);
 }
 
 Status HotClusters::add_blocks(uint32_t s) {
@@ -272,8 +281,7 @@ size_t HotClusters::bucket_of(size_t rows) const {
 }
 
 uint64_t HotClusters::chunk_bytes(size_t bucket) const {
-  return base::round_up(uint64_t{layout_.buckets[bucket]} * layout_.dim * sizeof(float),
-                        uint64_t{backend_->capabilities().buffer_alignment});
+  return vectors_bytes(layout_.buckets[bucket], layout_.dim, backend_->capabilities());
 }
 
 uint32_t HotClusters::hot(uint32_t set, size_t rows) const {
@@ -281,13 +289,10 @@ uint32_t HotClusters::hot(uint32_t set, size_t rows) const {
 }
 
 const uint8_t* HotClusters::find(uint32_t s, uint32_t neuron) const {
-  const Set& set = sets_[s];
   if (lost()) return nullptr;
-  for (const Part& part : set.parts) {
-    if (neuron < part.begin || neuron >= part.end) continue;
-    return part.view.empty() ? nullptr : part.view.data() + uint64_t{neuron - part.begin} * set.at.stride;
-  }
-  return nullptr;
+  const Part* part = part_of(sets_[s], neuron);
+  if (part == nullptr || part->view.empty()) return nullptr;
+  return part->view.data() + uint64_t{neuron - part->begin} * sets_[s].at.stride;
 }
 
 // Opens the parts that the bucket's share leaves out to the processor, and closes the others.

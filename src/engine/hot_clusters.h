@@ -153,6 +153,8 @@ class HotClusters final : public neuron_stream::HotSink {
   static RowPlaces place_rows(const HotSet& set, uint32_t dim, uint32_t alignment);
   static base::Result<Placing> place(const HotLayout& layout, const accelerator::Capabilities& device);
   base::Status make_buffers(const Placing& placing);
+  /// Null: the neuron is not on the device.
+  static const Part* part_of(const Set& set, uint32_t neuron);
   base::Status add_blocks(uint32_t set);
   size_t bucket_of(size_t rows) const;
   uint64_t chunk_bytes(size_t bucket) const;

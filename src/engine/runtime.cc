@@ -30,11 +30,10 @@ namespace {
 constexpr size_t kBlockBytes = 504 * base::kKiB;
 
 Result<kernels::KvType> parse_kv_type(const std::string& name, const model_config::ModelConfig& config) {
-  const auto names = kernels::kv_type_names();
-  const auto type = static_cast<kernels::KvType>(std::find(names.begin(), names.end(), name) - names.begin());
-  if (static_cast<size_t>(type) == names.size())
+  const std::optional<kernels::KvType> type = kernels::kv_type_named(name);
+  if (!type.has_value())
     return Status(Code::kInvalidArgument, "KV type '" + name + "' is not known - use f16, q8_0 or f32");
-  if (type != kernels::KvType::kQ8_0) return type;
+  if (*type != kernels::KvType::kQ8_0) return *type;
   if (config.key_dims % 32 != 0 || config.value_dims % 32 != 0) {
     return Status(
         Code::kInvalidArgument,
@@ -42,7 +41,7 @@ Result<kernels::KvType> parse_kv_type(const std::string& name, const model_confi
             "KV type q8_0 needs heads of a multiple of 32 elements, this model has %u and %u - use f16",
             config.key_dims, config.value_dims));
   }
-  return type;
+  return *type;
 }
 
 std::set<uint32_t> expert_matrices(const model::WeightMap& weights) {

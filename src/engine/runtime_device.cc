@@ -85,9 +85,8 @@ void Runtime::describe_hot_sets() {
                   .gates_apart = b.gates.present(),
                   .up_offset = b.up_offset,
                   .down_offset = b.down_offset};
-    const auto& formats = device.ffn_formats;
     const bool known = activation.has_value() && config_.dim % device.dim_multiple == 0 &&
-                       std::find(formats.begin(), formats.end(), set.format) != formats.end();
+                       accelerator::contains(device.ffn_formats, set.format);
     for (uint32_t e = 0; e < b.rows.slices; ++e) {
       set.neurons =
           known && count < device.graph_limit ? b.rows.rows / layout.block_neurons * layout.block_neurons : 0;
@@ -116,8 +115,8 @@ Status Runtime::test_device() {
     for (const uint32_t bucket : hot_layout_.buckets) {
       const accelerator::Operation operation = {
           .activation = set.activation, .format = set.format, .bucket = bucket};
-      const bool known = std::find(options.only.begin(), options.only.end(), operation) != options.only.end();
-      if (set.neurons > 0 && !known) options.only.push_back(operation);
+      if (set.neurons > 0 && !accelerator::contains(options.only, operation))
+        options.only.push_back(operation);
     }
   }
   const Result<accelerator::SelfTestReport> report = accelerator::self_test(*device_, options);

@@ -64,6 +64,13 @@ std::span<const std::string_view, kKvTypes> kv_type_names() {
   return kNames;
 }
 
+std::optional<KvType> kv_type_named(std::string_view name) {
+  for (size_t type = 0; type < kKvTypes; ++type) {
+    if (kv_type_names()[type] == name) return static_cast<KvType>(type);
+  }
+  return std::nullopt;
+}
+
 size_t down_row_bytes(DownType type, size_t n) {
   constexpr size_t kBlockBytes[kDownTypes] = {18, 26, 34, 64, 128};
   return n / 32 * kBlockBytes[static_cast<size_t>(type)];

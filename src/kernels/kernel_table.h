@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -73,6 +74,7 @@ enum class KvType : uint8_t { kF32, kF16, kQ8_0 };
 inline constexpr size_t kKvTypes = 3;
 /// As options name them, by type: "f32", "f16", "q8_0".
 std::span<const std::string_view, kKvTypes> kv_type_names();
+std::optional<KvType> kv_type_named(std::string_view name);
 
 /// scores[j] = sum_i q[i] * k[j][i] in the 16-lane order; rows `stride` bytes apart; n % 32 == 0 for Q8_0.
 using KvDotFn = void (*)(const float* q, const uint8_t* k, size_t stride, size_t count, size_t n,

@@ -153,14 +153,15 @@ bool BlockCache::evict_coldest(uint32_t but_group, float below) {
   uint32_t coldest = kNone;
   float least = below;
   for (uint32_t group = 0; group < group_blocks_.size(); ++group) {
-    if (group_resident_[group] == 0 || group == but_group || !(heat(group) < below) || heat(group) > least)
-      continue;
+    if (group_resident_[group] == 0 || group == but_group) continue;
+    const float its = heat(group);
+    if (!(its < below) || its > least) continue;
     const std::vector<uint32_t>& blocks = group_blocks_[group];
     if (std::none_of(blocks.begin(), blocks.end(),
                      [&](uint32_t block) { return evictable(slot_of_[block]); }))
       continue;
     coldest = group;
-    least = heat(group);
+    least = its;
   }
   return coldest != kNone && evict_group(coldest);
 }

@@ -338,10 +338,14 @@ void NeuronStream::request(BlockId block) {
 }
 
 void NeuronStream::request_ahead(BlockId block) {
-  if (resident_data_[block] != nullptr || experts_->state(block) != BlockState::kAbsent) return;
-  if (queue_.in_flight() >= kBusyReads || !start_read(*experts_, block, true, Priority::kLookAhead)) return;
+  if (is_absent(block) && queue_.in_flight() < kBusyReads) (void)start_ahead(block, true);
+}
+
+bool NeuronStream::start_ahead(BlockId block, bool force) {
+  if (!start_read(*experts_, block, force, Priority::kLookAhead)) return false;
   ahead_[block - config_.dense_blocks] = true;
   ++stats_.ahead_reads;
+  return true;
 }
 
 void NeuronStream::read_next(std::span<const BlockId> blocks, uint32_t groups) {
@@ -354,13 +358,8 @@ void NeuronStream::read_next(std::span<const BlockId> blocks, uint32_t groups) {
 void NeuronStream::pump_next() {
   for (; next_at_ < next_.size() && error_.ok(); ++next_at_) {
     const BlockId block = next_[next_at_];
-    if (resident_data_[block] != nullptr || experts_->state(block) != BlockState::kAbsent) continue;
-    if (!experts_->make_room(experts_->group_of(block), next_groups_) ||
-        !start_read(*experts_, block, false, Priority::kLookAhead)) {
-      return;
-    }
-    ahead_[block - config_.dense_blocks] = true;
-    ++stats_.ahead_reads;
+    if (!is_absent(block)) continue;
+    if (!experts_->make_room(experts_->group_of(block), next_groups_) || !start_ahead(block, false)) return;
   }
 }
 

@@ -158,6 +158,11 @@ class NeuronStream {
   void count_ask(BlockId block, bool here);
   void pump();
   void pump_next();
+  bool start_ahead(BlockId block, bool force);
+  /// Of an expert's block.
+  bool is_absent(BlockId block) const {
+    return resident_data_[block] == nullptr && experts_->state(block) == neuron_cache::BlockState::kAbsent;
+  }
   void seek(BlockId block);
   void drop_streamed();
   bool passed_over(BlockId block) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/units.h"
+
 namespace ganglion::planner {
 
 namespace {
@@ -14,7 +16,7 @@ constexpr double kLeastGain = 0.95;
 std::vector<double> active_shares(const HotShareRequest& request, uint32_t tokens) {
   size_t longest = 0;
   for (const NeuronSet& set : request.sets) longest = std::max(longest, set.frequency.size());
-  std::vector<double> shares((longest + request.block_neurons - 1) / request.block_neurons);
+  std::vector<double> shares(base::ceil_div(longest, request.block_neurons));
   for (const NeuronSet& set : request.sets) {
     for (size_t n = 0; n < set.frequency.size(); ++n) {
       const double one = std::min(1.0, static_cast<double>(set.frequency[n]) * request.over_prediction);

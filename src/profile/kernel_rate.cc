@@ -7,15 +7,15 @@
 
 #include "base/units.h"
 #include "kernels/random_blocks.h"
-#include "neuron_cache/arena.h"
 #include "platform/clock.h"
-#include "platform/memory.h"
 #include "platform/threads.h"
+#include "profile/mapping.h"
 
 namespace ganglion::profile {
 
 namespace {
 
+constexpr size_t kRows = 64;  // Of a task.
 constexpr size_t kColumns = 4096;
 constexpr size_t kLongColumns = 14336;
 constexpr double kLongShare = 0.25;
@@ -38,26 +38,6 @@ const kernels::KernelTable& table_of(const std::string& isa) {
   return table != nullptr ? *table : kernels::reference_table();
 }
 
-// Memory of its own, as weights have; without address space it is empty.
-class Mapping {
- public:
-  explicit Mapping(size_t bytes)
-      : bytes_(base::round_up(bytes, neuron_cache::kSegmentBytes)),
-        data_(platform::reserve_address_space(bytes_)) {
-    if (data_ != nullptr) platform::advise_huge_pages(data_, bytes_);
-  }
-  ~Mapping() {
-    if (data_ != nullptr) platform::release_address_space(data_, bytes_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  uint8_t* data() const { return data_; }
-
- private:
-  size_t bytes_;
-  uint8_t* data_;
-};
-
 // A matrix product that all threads compute at once, each on rows of its own.
 struct KernelCase {
   base::TensorType type{};
@@ -65,26 +45,33 @@ struct KernelCase {
   int threads = 1;
   size_t tokens = 1;
   size_t columns = kColumns;
-  size_t weight_bytes = 0;  // Walked through by all threads together; 0: what stays in caches.
 };
 
-double measure(const KernelCase& kernel, int64_t duration_ns) {
-  constexpr size_t kRows = 64;
+// Random blocks, the same ones again and again; rows of any length divide them.
+void fill_weights(base::TensorType type, std::span<uint8_t> weights) {
+  const size_t part = std::min(weights.size(), kRows * base::row_bytes(type, kColumns));
+  const base::TensorTypeInfo& info = base::tensor_type_info(type);
+  uint64_t random = 7;
+  kernels::fill_random_blocks(type, part / info.block_bytes * info.block_elems, &random, weights.data());
+  for (size_t at = part; at < weights.size(); at += part)
+    std::copy_n(weights.data(), std::min(part, weights.size() - at), weights.data() + at);
+}
+
+// `weights` are walked through by all threads together.
+double measure(const KernelCase& kernel, std::span<const uint8_t> weights, int64_t duration_ns) {
   const kernels::KernelTable& table = table_of(kernel.isa);
   const kernels::ActivationForm form = kernels::activation_form(kernel.type);
   const size_t row_bytes = base::row_bytes(kernel.type, kernel.columns);
   const size_t task_bytes = kRows * row_bytes;
   const size_t x_bytes = kernels::activation_row_bytes(form, kernel.columns);
   const auto threads = static_cast<size_t>(kernel.threads);
-  const size_t tasks = std::max(threads, kernel.weight_bytes / task_bytes);
-  const Mapping weights(tasks * task_bytes);
-  const Mapping x(kernel.tokens * x_bytes);
-  const Mapping out(threads * kernel.tokens * kRows * sizeof(float));
-  if (weights.data() == nullptr || x.data() == nullptr || out.data() == nullptr) return 0;
-  uint64_t random = 7;
-  kernels::fill_random_blocks(kernel.type, kRows * kernel.columns, &random, weights.data());
-  for (size_t task = 1; task < tasks; ++task)
-    std::copy_n(weights.data(), task_bytes, weights.data() + task * task_bytes);
+  const size_t tasks = weights.size() / task_bytes;
+  const Mapping x_memory(kernel.tokens * x_bytes);
+  const Mapping out_memory(threads * kernel.tokens * kRows * sizeof(float));
+  const std::span<uint8_t> x = x_memory.as();
+  const std::span<float> out = out_memory.as<float>();
+  if (tasks == 0 || x.empty() || out.empty()) return 0;
+  uint64_t random = 11;
   std::vector<float> floats(kernel.columns);
   kernels::fill_random_floats(kernel.columns, &random, floats.data());
   for (size_t t = 0; t < kernel.tokens; ++t)
@@ -96,7 +83,7 @@ double measure(const KernelCase& kernel, int64_t duration_ns) {
     const int64_t start = platform::now_ns();
     pool.parallel_for(threads, 1, [&](size_t first, size_t last, int) {
       for (size_t i = first; i < last; ++i) {
-        auto* to = reinterpret_cast<float*>(out.data()) + i * kernel.tokens * kRows;
+        auto* to = out.data() + i * kernel.tokens * kRows;
         while (platform::now_ns() - start < duration_ns / kParts) {
           const size_t task = next.fetch_add(1, std::memory_order_relaxed) % tasks;
           table.matmul[static_cast<size_t>(kernel.type)]({weights.data() + task * task_bytes, row_bytes,
@@ -114,7 +101,9 @@ double measure(const KernelCase& kernel, int64_t duration_ns) {
 }  // namespace
 
 double measure_kernel(base::TensorType type, const std::string& isa, int64_t duration_ns) {
-  return measure({.type = type, .isa = isa}, duration_ns);
+  const Mapping weights(kRows * base::row_bytes(type, kColumns));
+  fill_weights(type, weights.as());
+  return measure({.type = type, .isa = isa}, weights.as(), duration_ns);
 }
 
 size_t prompt_tokens(size_t memory_bytes) {
@@ -123,14 +112,14 @@ size_t prompt_tokens(size_t memory_bytes) {
 
 double measure_prompt_kernel(base::TensorType type, const std::string& isa, int threads, size_t memory_bytes,
                              int64_t duration_ns) {
-  KernelCase kernel = {.type = type,
-                       .isa = isa,
-                       .threads = threads,
-                       .tokens = prompt_tokens(memory_bytes),
-                       .weight_bytes = std::min(memory_bytes, kPromptWeightBytes)};
-  const double usual = measure(kernel, duration_ns / 2);
+  KernelCase kernel = {.type = type, .isa = isa, .threads = threads, .tokens = prompt_tokens(memory_bytes)};
+  // At least a task of long rows.
+  const Mapping weights(
+      std::max(std::min(memory_bytes, kPromptWeightBytes), kRows * base::row_bytes(type, kLongColumns)));
+  fill_weights(type, weights.as());
+  const double usual = measure(kernel, weights.as(), duration_ns / 2);
   kernel.columns = kLongColumns;
-  const double long_rows = measure(kernel, duration_ns / 2);
+  const double long_rows = measure(kernel, weights.as(), duration_ns / 2);
   return 1 / ((1 - kLongShare) / usual + kLongShare / long_rows);
 }
 

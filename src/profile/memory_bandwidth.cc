@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include "base/units.h"
-#include "neuron_cache/arena.h"
 #include "platform/clock.h"
-#include "platform/memory.h"
 
 namespace ganglion::profile {
 
@@ -29,17 +27,8 @@ uint64_t read_all(const uint64_t* words, size_t count) {
 }  // namespace
 
 MemoryReader::MemoryReader(int threads, size_t buffer_bytes)
-    : mapped_bytes_(base::round_up(buffer_bytes, neuron_cache::kSegmentBytes)),
-      mapping_(platform::reserve_address_space(mapped_bytes_)),
-      pool_(threads) {
-  if (mapping_ == nullptr) return;
-  platform::advise_huge_pages(mapping_, mapped_bytes_);
-  buffer_ = {reinterpret_cast<uint64_t*>(mapping_), buffer_bytes / sizeof(uint64_t)};
+    : mapping_(buffer_bytes), buffer_(mapping_.as<uint64_t>()), pool_(threads) {
   std::fill(buffer_.begin(), buffer_.end(), uint64_t{1});
-}
-
-MemoryReader::~MemoryReader() {
-  if (mapping_ != nullptr) platform::release_address_space(mapping_, mapped_bytes_);
 }
 
 uint64_t MemoryReader::read(size_t bytes) {

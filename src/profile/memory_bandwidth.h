@@ -7,23 +7,19 @@
 #include <span>
 
 #include "platform/threads.h"
+#include "profile/mapping.h"
 
 namespace ganglion::profile {
 
-/// Reads a buffer again and again on all threads. The buffer is a mapping of its own, as weights are: what
-/// the allocator keeps after it would come on top of a budget. Without address space it is empty.
+/// Reads a buffer again and again on all threads.
 class MemoryReader {
  public:
   MemoryReader(int threads, size_t buffer_bytes);
-  ~MemoryReader();
-  MemoryReader(const MemoryReader&) = delete;
-  MemoryReader& operator=(const MemoryReader&) = delete;
   /// Reads on for at most `bytes`, without wrapping around; returns how many.
   uint64_t read(size_t bytes);
 
  private:
-  size_t mapped_bytes_;
-  uint8_t* mapping_;
+  Mapping mapping_;
   std::span<uint64_t> buffer_;
   platform::ThreadPool pool_;
   size_t next_ = 0;

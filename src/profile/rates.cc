@@ -108,11 +108,9 @@ Result<MachineRates> measure_rates(const PlanSummary& plan) {
         plan.threads *
         profile::measure_prompt_kernel(type.type, plan.isa, plan.threads, memory_bytes / 2, kProbeNs / 2);
   }
-  for (size_t type = 0; type < kernels::kKvTypes; ++type) {
-    if (kernels::kv_type_names()[type] != plan.kv_type) continue;
+  if (const auto type = kernels::kv_type_named(plan.kv_type)) {
     rates.attention_multiply_adds_per_s =
-        plan.threads *
-        profile::measure_attention(static_cast<kernels::KvType>(type), plan.isa, kProbeNs / 10);
+        plan.threads * profile::measure_attention(*type, plan.isa, kProbeNs / 10);
   }
   rates.measured_unix_s = static_cast<int64_t>(std::time(nullptr));
   return rates;

@@ -1,9 +1,10 @@
-#include "accelerator/layer_for_test.h"
+#include "accelerator/sample_layer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "base/units.h"
 #include "kernels/random_blocks.h"
 
 namespace ganglion::accelerator {
@@ -14,22 +15,7 @@ using base::Status;
 namespace {
 
 uint32_t padded(uint64_t bytes, uint32_t alignment) {
-  return static_cast<uint32_t>((bytes + alignment - 1) / alignment * alignment);
-}
-
-/// A dot product and the sum of the absolute values of its terms.
-struct Dot {
-  double value = 0;
-  double size = 0;
-};
-Dot dot(const std::vector<float>& row, const float* x) {
-  Dot d;
-  for (size_t j = 0; j < row.size(); ++j) {
-    const double term = static_cast<double>(row[j]) * static_cast<double>(x[j]);
-    d.value += term;
-    d.size += std::fabs(term);
-  }
-  return d;
+  return static_cast<uint32_t>(base::round_up(bytes, alignment));
 }
 
 /// act(gate) and the up of a neuron and token, and how near the gate is to the threshold.
@@ -52,7 +38,7 @@ Gated gated(const FfnLayer& layer, double gate, double up) {
 
 /// Calls visit(down row [D], gates, ups) for each neuron of the first blocks.
 template <typename Visit>
-void for_each_neuron(const TestBundles& b, uint32_t blocks, const Visit& visit) {
+void for_each_neuron(const SampleBundles& b, uint32_t blocks, const Visit& visit) {
   const size_t dim = b.layer.dim;
   const kernels::KernelTable& reference = kernels::reference_table();
   std::vector<float> gate(dim), up(dim), down(dim);
@@ -71,8 +57,18 @@ void for_each_neuron(const TestBundles& b, uint32_t blocks, const Visit& visit) 
 
 }  // namespace
 
-TestBundles random_bundles(const FfnLayer& layer, uint32_t blocks, uint64_t seed, uint32_t alignment) {
-  TestBundles b{.layer = layer, .blocks = blocks, .bytes = {}};
+Dot dot(std::span<const float> row, const float* x) {
+  Dot d;
+  for (size_t j = 0; j < row.size(); ++j) {
+    const double term = static_cast<double>(row[j]) * static_cast<double>(x[j]);
+    d.value += term;
+    d.size += std::fabs(term);
+  }
+  return d;
+}
+
+SampleBundles random_bundles(const FfnLayer& layer, uint32_t blocks, uint64_t seed, uint32_t alignment) {
+  SampleBundles b{.layer = layer, .blocks = blocks, .bytes = {}};
   b.gate_bytes = padded(base::row_bytes(layer.format.gate, layer.dim), alignment);
   b.up_bytes = padded(base::row_bytes(layer.format.up, layer.dim), alignment);
   b.stride =
@@ -90,7 +86,7 @@ TestBundles random_bundles(const FfnLayer& layer, uint32_t blocks, uint64_t seed
   return b;
 }
 
-Status add_blocks(Backend& backend, const TestBundles& b, BufferId buffer) {
+Status add_blocks(Backend& backend, const SampleBundles& b, BufferId buffer) {
   for (uint32_t k = 0; k < b.blocks; ++k) {
     const uint64_t at = uint64_t{k} * b.layer.block_neurons * b.stride;
     GANGLION_RETURN_IF_ERROR(
@@ -101,7 +97,7 @@ Status add_blocks(Backend& backend, const TestBundles& b, BufferId buffer) {
   return base::ok_status();
 }
 
-Result<BufferId> upload(Backend& backend, const TestBundles& b, uint32_t window) {
+Result<BufferId> upload(Backend& backend, const SampleBundles& b, uint32_t window) {
   GANGLION_ASSIGN_OR_RETURN(const BufferId id,
                             backend.create_buffer({.bytes = b.bytes.size(), .window = window}));
   GANGLION_ASSIGN_OR_RETURN(const std::span<uint8_t> view, backend.begin_access(id, Access::kReadWrite));
@@ -112,7 +108,7 @@ Result<BufferId> upload(Backend& backend, const TestBundles& b, uint32_t window)
   return id;
 }
 
-FfnTruth ffn_truth(const TestBundles& b, uint32_t blocks, const std::vector<float>& x, double near) {
+FfnTruth ffn_truth(const SampleBundles& b, uint32_t blocks, const std::vector<float>& x, double near) {
   const size_t dim = b.layer.dim;
   FfnTruth truth;
   for (auto* v : {&truth.out, &truth.sizes, &truth.slack}) v->assign(x.size(), 0);

@@ -1,7 +1,8 @@
-// A small FFN layer in a buffer of a backend, for tests and the self-test: bundles of random rows.
+// A small FFN layer of random bundles in a buffer of a backend: for measurements, the self-test and tests.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "accelerator/backend.h"
@@ -9,7 +10,7 @@
 namespace ganglion::accelerator {
 
 /// Bundles [neurons] of gate, up and down rows, each padded to the alignment.
-struct TestBundles {
+struct SampleBundles {
   FfnLayer layer;
   uint32_t blocks = 0;
   uint32_t gate_bytes = 0;  ///< With padding,
@@ -17,12 +18,19 @@ struct TestBundles {
   uint32_t stride = 0;
   std::vector<uint8_t> bytes;
 };
-TestBundles random_bundles(const FfnLayer& layer, uint32_t blocks, uint64_t seed, uint32_t alignment = 1);
+SampleBundles random_bundles(const FfnLayer& layer, uint32_t blocks, uint64_t seed, uint32_t alignment = 1);
 
 /// Adds the blocks, whose bundles lie in `buffer`, to a defined layer. Errors: those of the backend.
-base::Status add_blocks(Backend& backend, const TestBundles& bundles, BufferId buffer);
+base::Status add_blocks(Backend& backend, const SampleBundles& bundles, BufferId buffer);
 /// Writes the bundles to a buffer of their own and adds the layer. Errors: those of the backend.
-base::Result<BufferId> upload(Backend& backend, const TestBundles& bundles, uint32_t window);
+base::Result<BufferId> upload(Backend& backend, const SampleBundles& bundles, uint32_t window);
+
+/// A dot product and the sum of the absolute values of its terms.
+struct Dot {
+  double value = 0;
+  double size = 0;
+};
+Dot dot(std::span<const float> row, const float* x);
 
 /// What an FFN has to give, [tokens][D] each, in double precision.
 struct FfnTruth {
@@ -33,6 +41,6 @@ struct FfnTruth {
   std::vector<double> slack;  ///< What neurons near the threshold, whose gates may open or not, can add.
 };
 /// Of the first `blocks` blocks. A gate is near the threshold if it is within `near` times its size.
-FfnTruth ffn_truth(const TestBundles& bundles, uint32_t blocks, const std::vector<float>& x, double near);
+FfnTruth ffn_truth(const SampleBundles& bundles, uint32_t blocks, const std::vector<float>& x, double near);
 
 }  // namespace ganglion::accelerator
