@@ -21,6 +21,8 @@ using ganglion::base::TensorType;
 using namespace ganglion::kernels;
 
 constexpr size_t kColumns = 4096;
+/// Of products: those of small experts, of a 7B model and of its FFN.
+constexpr size_t kProductColumns[] = {768, 2048, kColumns, 14336};
 constexpr size_t kBytesPerThread = 64 * ganglion::base::kMiB;
 /// Rows that one call is given, as by the tasks of a forward pass.
 constexpr size_t kRowsPerCall = 64;
@@ -56,28 +58,29 @@ void set_rates(benchmark::State& state, double bytes, double multiply_adds) {
   state.counters["multiply_adds"] = Counter(multiply_adds * n, Counter::kIsRate, Counter::kIs1000);
 }
 
-void matmul(benchmark::State& state, const KernelTable* table, TensorType type, size_t tokens) {
-  const size_t stride = ganglion::base::row_bytes(type, kColumns);
+void matmul(benchmark::State& state, const KernelTable* table, TensorType type, size_t columns,
+            size_t tokens) {
+  const size_t stride = ganglion::base::row_bytes(type, columns);
   const size_t rows = kBytesPerThread / stride / kRowsPerCall * kRowsPerCall;
   uint64_t seed = 1 + static_cast<uint64_t>(state.thread_index());
   const Weights weights(rows * stride);
-  fill_random_blocks(type, rows * kColumns, &seed, weights.data);
-  std::vector<float> x(kColumns), out(tokens * kRowsPerCall);
-  const size_t x_stride = activation_row_bytes(activation_form(type), kColumns);
+  fill_random_blocks(type, rows * columns, &seed, weights.data);
+  std::vector<float> x(columns), out(tokens * kRowsPerCall);
+  const size_t x_stride = activation_row_bytes(activation_form(type), columns);
   std::vector<Line> activations(tokens * x_stride / sizeof(Line));
   for (size_t t = 0; t < tokens; ++t) {
-    fill_random_floats(kColumns, &seed, x.data());
-    table->store_activation(activation_form(type), x.data(), kColumns, activations[0].bytes + t * x_stride);
+    fill_random_floats(columns, &seed, x.data());
+    table->store_activation(activation_form(type), x.data(), columns, activations[0].bytes + t * x_stride);
   }
   const MatmulFn fn = table->matmul[static_cast<size_t>(type)];
   for (auto _ : state) {
     for (size_t r = 0; r < rows; r += kRowsPerCall) {
-      fn({weights.data + r * stride, stride, kRowsPerCall, kColumns, activations[0].bytes, x_stride, tokens,
+      fn({weights.data + r * stride, stride, kRowsPerCall, columns, activations[0].bytes, x_stride, tokens,
           out.data(), kRowsPerCall});
     }
     benchmark::DoNotOptimize(out.data());
   }
-  const double elements = static_cast<double>(rows * kColumns);
+  const double elements = static_cast<double>(rows * columns);
   set_rates(state, static_cast<double>(rows * stride), elements * static_cast<double>(tokens));
 }
 
@@ -174,13 +177,11 @@ void add_benchmarks(const KernelTable* table, int threads) {
   };
   for (TensorType type : kTypes) {
     for (size_t tokens : kTokens) {
-      add("matmul/" + name + "/" + std::string(ganglion::base::tensor_type_info(type).name) + "/" +
-              std::to_string(tokens),
-          matmul, type, tokens);
-      if (tokens <= 4)
-        add("scattered/" + name + "/" + std::string(ganglion::base::tensor_type_info(type).name) + "/" +
-                std::to_string(tokens),
-            scattered, type, tokens);
+      const std::string of = "/" + name + "/" + std::string(ganglion::base::tensor_type_info(type).name) +
+                             "/" + std::to_string(tokens);
+      for (size_t columns : kProductColumns)
+        add("matmul" + of + "/" + std::to_string(columns), matmul, type, columns, tokens);
+      if (tokens <= 4) add("scattered" + of, scattered, type, tokens);
     }
   }
   for (size_t i = 0; i < kDownTypes; ++i) {

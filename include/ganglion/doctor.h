@@ -34,7 +34,8 @@ struct KernelSample {
   std::string type;                ///< Of the weights.
   std::string isa;                 ///< Kernel table.
   size_t tokens = 0;               ///< Evaluated together: 1 by one thread, weights in cache; or, as when
-                                   ///< reading a prompt, 512 by all threads, weights in memory.
+                                   ///< reading a prompt, by all threads, weights in memory: 512, or the 32
+                                   ///< of a small expert.
   double multiply_adds_per_s = 0;  ///< Of one thread.
 };
 
@@ -87,6 +88,7 @@ struct MachineRates {
   int threads = 0;
   double memory_bytes_per_s = 0;  ///< Read by `threads` threads.
   double disk_bytes_per_s = 0;    ///< Blocks of 512 KiB, 4 under way.
+  double block_latency_s = 0;     ///< What one such block alone takes longer than at that rate.
   double random_reads_per_s = 0;  ///< Of 16 KiB, 32 under way.
   double cpu_s_per_read = 0;      ///< Processor time of such a read.
   // What memory and disk reach at once, as shares of each alone: 1 to 2.
@@ -94,6 +96,7 @@ struct MachineRates {
   double overlap_random = 2;  ///< with such small reads.
   // Of all threads:
   double multiply_adds_per_s = 0;            ///< the kernel for `weight_type`, many tokens at once,
+  double expert_multiply_adds_per_s = 0;     ///< with the few tokens and short rows of a small expert,
   double attention_multiply_adds_per_s = 0;  ///< attention over a KV cache of the plan's type.
   std::string weight_type;
   int64_t measured_unix_s = 0;
@@ -119,7 +122,8 @@ struct Prediction {
 
 /// Pure. The cost model: a pass costs the longer of reading and computing, the processor time of small reads
 /// included, but no less than both together over `overlap` (a virtual disk's work may be done by processors
-/// that compute); expert caches are assumed cold by the share of experts that does not fit.
+/// that compute). Which experts a generated token needs is known layer by layer: their reads overlap with
+/// nothing but their own computing, and each layer waits for a first block.
 Prediction predict(const PlanSummary& plan, const MachineRates& rates);
 
 }  // namespace ganglion

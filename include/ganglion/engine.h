@@ -75,6 +75,8 @@ struct PlanSummary {
   double neurons_read_per_token = 0;             ///< Of those, neither in memory for good nor cached.
   uint64_t neuron_read_bytes = 0;                ///< Of one such read.
   uint64_t multiply_adds_per_token = 0;          ///< Of weight matrices, the head excluded.
+  uint64_t expert_multiply_adds_per_token = 0;   ///< Of those, experts'.
+  size_t expert_layers = 0;                      ///< Layers that have experts.
   uint64_t attention_multiply_adds = 0;          ///< Of a token with each earlier position, in all layers.
   std::string device;  ///< What a device does, in a line, or why it does nothing; empty: none was asked for.
   std::vector<uint32_t> hot_neurons;  ///< That it computes, of each layer or expert: by rows, ascending.

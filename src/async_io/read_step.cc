@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -63,27 +62,6 @@ NextStep finish(ReadOp* op, Status status) {
   return NextStep::kFinished;
 }
 
-// Asks before reading: since Linux 5.17 even a read with RWF_NOWAIT that finds nothing has the kernel fetch
-// all that it asked for into the page cache, where it counts against a memory limit and is read a second
-// time.
-bool may_be_cached(int fd, uint64_t offset, uint64_t length) {
-  constexpr long kCachestat = 451;  // Linux 6.5, the same number on every architecture.
-  struct {
-    uint64_t offset, length;
-  } range = {offset, length};
-  struct {
-    uint64_t cached, dirty, writeback, evicted, recently_evicted;
-  } pages = {};
-  if (::syscall(kCachestat, fd, &range, &pages, 0) == 0) {
-    const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-    return pages.cached >= (offset + length - 1) / page - offset / page + 1;
-  }
-  // Not there or forbidden: a byte costs at most one page.
-  uint8_t byte = 0;
-  iovec part = {&byte, 1};
-  return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
-}
-
 }  // namespace
 
 void begin(ReadOp* op, bool allow_direct) {
@@ -136,7 +114,7 @@ NextStep advance(ReadOp* op, int64_t result) {
 }
 
 bool try_read_cached(const platform::File& file, uint64_t offset, std::span<uint8_t> out) {
-  if (!may_be_cached(file.fd(), offset, out.size())) return false;
+  if (!file.is_cached(offset, out.size())) return false;
   size_t done = 0;
   while (done < out.size()) {
     iovec part = {out.data() + done, out.size() - done};

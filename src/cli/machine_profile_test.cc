@@ -23,7 +23,7 @@ class MachineProfile : public ::testing::Test {
     report_.memory = {{1, 1e10}, {2, 2e10}};
     report_.disk = {
         {4096, 32, false, 1e8, 2e-6}, {16384, 32, false, 8.192e8, 7e-6}, {524288, 4, true, 1.5e9, 3e-5}};
-    report_.kernels = {{"Q4_0", "avx2", 1, 2e10}, {"Q4_0", "avx2", 512, 5e10}};
+    report_.kernels = {{"Q4_0", "avx2", 1, 2e10}, {"Q4_0", "avx2", 32, 4e10}, {"Q4_0", "avx2", 512, 5e10}};
     report_.attention = {{"f16", "avx2", 1e10}};
     report_.measured_unix_s = static_cast<int64_t>(std::time(nullptr));
   }
@@ -102,6 +102,7 @@ TEST_F(MachineProfile, GivesThePlansRatesOrSaysThatItCannot) {
   EXPECT_EQ(rates.value().random_reads_per_s, 50'000);
   EXPECT_EQ(rates.value().cpu_s_per_read, 7e-6);
   EXPECT_EQ(rates.value().multiply_adds_per_s, 1e11);
+  EXPECT_EQ(rates.value().expert_multiply_adds_per_s, 8e10);
   EXPECT_EQ(rates.value().attention_multiply_adds_per_s, 2e10);
   plan.threads = 3;
   EXPECT_EQ(rates_from(report_, plan).status().code(), Code::kNotFound);

@@ -19,6 +19,9 @@ constexpr size_t kTiledTaskBytes = 256 * base::kKiB;
 // computed makes room for reads.
 constexpr size_t kMostTasks = 512;
 constexpr size_t kMostTasksReading = 64;
+// Tasks of one block that a thread takes together: where two threads take turns every 64 KiB, memory gives a
+// quarter less (measured on Zen 5).
+constexpr size_t kTasksAtOnce = 8;
 }  // namespace
 
 void ActivationRows::copy_row(size_t to_row, const ActivationRows& from, size_t from_row) const {
@@ -77,10 +80,13 @@ Status Multiplier::run(std::span<const Product> products) {
     }
     // What completes makes room for further reads: this thread looks meanwhile, at hardly any cost.
     const bool reading = stream_.reading();
-    threads_.parallel_for(tasks_.size(), 1, [this, reading](size_t begin, size_t end, int thread) {
-      for (size_t i = begin; i < end; ++i) compute(tasks_[i]);
-      if (reading && thread == 0) stream_.poll();
-    });
+    const auto compute_run = [this, reading](size_t begin, size_t end, int thread) {
+      for (size_t i = begin; i < end; ++i) {
+        compute(tasks_[i]);
+        if (reading && thread == 0) stream_.poll();
+      }
+    };
+    threads_.parallel_for_runs(tasks_.size(), kTasksAtOnce, compute_run);
     tasks_.clear();
     for (const BlockId block : pinned_) stream_.unpin(block);
     if (!pending_.empty()) stream_.poll();

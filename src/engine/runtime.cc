@@ -286,8 +286,29 @@ Status Runtime::make_plan() {
   }
   forward_context_.chunk = plan_.rows;
   forward_context_.context = plan_.context;
+  if (plan_.streams()) note_cached_files();
   summarise();
   return base::ok_status();
+}
+
+// Predictions are of the device. Looks at a few places of each file, and says so where reads will not need
+// it.
+void Runtime::note_cached_files() {
+  constexpr uint64_t kPlaces = 16;
+  uint64_t cached = 0;
+  for (const format::ShardInfo& shard : file_->shards()) {
+    const auto file = platform::File::open(shard.path);
+    if (!file.ok()) return;  // Loading will say why.
+    for (uint64_t i = 0; i < kPlaces; ++i)
+      cached += file.value().is_cached(shard.file_bytes / kPlaces * i, 1) ? 1 : 0;
+  }
+  const uint64_t percent = 100 * cached / (kPlaces * file_->shards().size());
+  if (percent >= 10) {
+    notes_.push_back(
+        base::format("about %llu %% of the model is in the page cache now: while it stays there, "
+                     "streaming is faster than predicted",
+                     static_cast<unsigned long long>(percent)));
+  }
 }
 
 // Sums multiply-adds of a token over the matrices and finds their commonest type.
@@ -307,7 +328,10 @@ void Runtime::summarise_matrices() {
     uint64_t used = tensor.elements();
     if (tensor.type == base::TensorType::kI8) continue;  // Bundles: see below.
     if (experts.count(i) != 0) summary_.expert_bytes += tensor.bytes;
-    if (by_expert.count(i) != 0) used = used / config_.moe.expert_count * config_.moe.used_count;
+    if (by_expert.count(i) != 0) {
+      used = used / config_.moe.expert_count * config_.moe.used_count;
+      summary_.expert_multiply_adds_per_token += used;
+    }
     summary_.multiply_adds_per_token += used;
     by_type[tensor.type] += used;
   }
@@ -318,12 +342,15 @@ void Runtime::summarise_matrices() {
     const uint64_t experts_used = rows.slices > 1 ? config_.moe.used_count : 1;
     const uint64_t used = parts * experts_used * rows.rows * rows.cols;
     summary_.multiply_adds_per_token += used;
+    if (rows.slices > 1) summary_.expert_multiply_adds_per_token += used;
     by_type[rows.type] += used;
   }
   const auto most = std::max_element(by_type.begin(), by_type.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
-  for (const model_config::LayerConfig& layer : config_.layers)
+  for (const model_config::LayerConfig& layer : config_.layers) {
     summary_.attention_multiply_adds += uint64_t{layer.heads} * (config_.key_dims + config_.value_dims);
+    summary_.expert_layers += layer.moe ? 1 : 0;
+  }
   summary_.weight_type = base::tensor_type_info(most->first).name;
   summary_.first_file = file_->shards().front().path;
 }

@@ -79,6 +79,7 @@ class Runtime {
   planner::ModelSizes model_sizes();
   void summarise();
   void summarise_matrices();
+  void note_cached_files();
   void summarise_neurons();
   void leave_out_parts(planner::Plan* plan) const;
   base::Status apply(planner::Plan next);

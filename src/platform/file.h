@@ -33,6 +33,10 @@ class File {
   /// Fills `out` from `offset`. Errors: kModelFile if the file ends earlier, kIo otherwise.
   base::Status read_exact(uint64_t offset, std::span<uint8_t> out) const;
 
+  /// Whether all pages of a range (of at least a byte) lie in the page cache. Asks before reading: since
+  /// Linux 5.17 even a read that must not wait has the kernel fetch what it does not find.
+  bool is_cached(uint64_t offset, uint64_t length) const;
+
  private:
   File() = default;
   void close_all();

@@ -98,10 +98,18 @@ TEST(ThreadPool, CoversEveryIndexOnceForAnyThreadCount) {
     ThreadPool pool(threads);
     for (int round = 0; round < 200; ++round) {
       std::vector<int> hits(1000, 0);
-      pool.parallel_for(hits.size(), 7, [&](size_t begin, size_t end, int thread) {
+      size_t most = 7;
+      const auto hit = [&](size_t begin, size_t end, int thread) {
         ASSERT_LT(thread, threads);
+        if (threads > 1) ASSERT_LE(end - begin, most);
         for (size_t i = begin; i < end; ++i) ++hits[i];
-      });
+      };
+      if (round % 2 == 0) {
+        pool.parallel_for(hits.size(), most, hit);
+      } else {
+        most = 300;
+        pool.parallel_for_runs(hits.size(), most, hit);
+      }
       EXPECT_EQ(std::accumulate(hits.begin(), hits.end(), 0), 1000);
       EXPECT_EQ(*std::min_element(hits.begin(), hits.end()), 1);
     }
@@ -111,6 +119,16 @@ TEST(ThreadPool, CoversEveryIndexOnceForAnyThreadCount) {
 TEST(Cpu, HasAtLeastOneThread) {
   EXPECT_GE(default_thread_count(), 1);
   EXPECT_FALSE(cpu_model_name().empty());
+}
+
+TEST_F(PlatformTest, FilesSayWhatLiesInThePageCache) {
+  put("cached", std::string(size_t{64} << 10, 'x'));
+  fs::resize_file(at("cached"), size_t{1} << 20);  // A hole that nobody has read.
+  const auto file = File::open(at("cached"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_TRUE(file.value().is_cached(0, size_t{64} << 10));
+  EXPECT_FALSE(file.value().is_cached(size_t{512} << 10, 1));
+  EXPECT_FALSE(file.value().is_cached(0, size_t{1} << 20));
 }
 
 }  // namespace

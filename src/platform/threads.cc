@@ -1,5 +1,7 @@
 #include "platform/threads.h"
 
+#include <algorithm>
+
 namespace ganglion::platform {
 
 namespace {
@@ -54,9 +56,13 @@ void ThreadPool::run(const Job& job) {
 
 void ThreadPool::work(int thread) {
   for (;;) {
-    const size_t begin = next_.fetch_add(job_.grain, std::memory_order_relaxed);
+    // That another thread may take some meanwhile does no harm.
+    const size_t taken = std::min(next_.load(std::memory_order_relaxed), job_.count);
+    const size_t share = (job_.count - taken) / (2 * static_cast<size_t>(size()));
+    const size_t step = std::clamp(share, job_.least, job_.most);
+    const size_t begin = next_.fetch_add(step, std::memory_order_relaxed);
     if (begin >= job_.count) return;
-    const size_t end = begin + job_.grain < job_.count ? begin + job_.grain : job_.count;
+    const size_t end = std::min(begin + step, job_.count);
     job_.call(job_.context, begin, end, thread);
   }
 }

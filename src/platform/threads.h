@@ -24,15 +24,14 @@ class ThreadPool {
   /// all are done. No allocation. `body` must not throw or call the pool.
   template <typename Body>
   void parallel_for(size_t count, size_t grain, Body&& body) {
-    if (count <= grain || workers_.empty()) {
-      if (count > 0) body(size_t{0}, count, 0);
-      return;
-    }
-    using Plain = std::remove_reference_t<Body>;
-    run({[](void* context, size_t begin, size_t end, int thread) {
-           (*static_cast<Plain*>(context))(begin, end, thread);
-         },
-         const_cast<void*>(static_cast<const void*>(&body)), count, grain});
+    run_chunks(count, grain, grain, body);
+  }
+
+  /// The same with chunks of up to `most` while much is left and of one at the end: threads go through long
+  /// runs of memory, and end together.
+  template <typename Body>
+  void parallel_for_runs(size_t count, size_t most, Body&& body) {
+    run_chunks(count, 1, most, body);
   }
 
  private:
@@ -40,8 +39,20 @@ class ThreadPool {
     void (*call)(void* context, size_t begin, size_t end, int thread) = nullptr;
     void* context = nullptr;
     size_t count = 0;
-    size_t grain = 1;
+    size_t least = 1;  // Of a chunk.
+    size_t most = 1;
   };
+  template <typename Body>
+  void run_chunks(size_t count, size_t least, size_t most, Body& body) {
+    if (count <= least || workers_.empty()) {
+      if (count > 0) body(size_t{0}, count, 0);
+      return;
+    }
+    run({[](void* context, size_t begin, size_t end, int thread) {
+           (*static_cast<Body*>(context))(begin, end, thread);
+         },
+         const_cast<void*>(static_cast<const void*>(&body)), count, least, most});
+  }
   void run(const Job& job);
   void work(int thread);
   void worker_main(int thread);

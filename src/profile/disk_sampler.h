@@ -21,8 +21,10 @@ struct DiskCase {
 inline DiskCase case_of(const DiskSample& sample) {
   return {sample.read_bytes, sample.depth, sample.sequential};
 }
-// What predictions use: blocks, as much under way as staging takes at least, and about a neuron's bundle.
+// What predictions use: blocks, as much under way as staging takes at least, or one alone, and about a
+// neuron's bundle.
 inline constexpr DiskCase kBlockReads = {uint64_t{512} << 10, 4, true};
+inline constexpr DiskCase kSingleReads = {uint64_t{512} << 10, 1, true};
 inline constexpr DiskCase kBundleReads = {uint64_t{16} << 10, 32, false};
 
 /// Keeps `depth` reads of one size under way for a while.

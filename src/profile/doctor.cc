@@ -72,8 +72,8 @@ constexpr uint64_t kMostInFlight = 64 * base::kMiB;
 std::vector<DiskCase> disk_cases(bool quick) {
   if (quick) {
     return {{4 * base::kKiB, 1, false},   {4 * base::kKiB, 32, false},  {16 * base::kKiB, 32, false},
-            {64 * base::kKiB, 32, false}, {512 * base::kKiB, 4, false}, {512 * base::kKiB, 4, true},
-            {512 * base::kKiB, 16, true}, {4 * base::kMiB, 4, true}};
+            {64 * base::kKiB, 32, false}, {512 * base::kKiB, 4, false}, {512 * base::kKiB, 1, true},
+            {512 * base::kKiB, 4, true},  {512 * base::kKiB, 16, true}, {4 * base::kMiB, 4, true}};
   }
   std::vector<DiskCase> cases;
   for (const uint64_t kib : {4, 8, 16, 64, 256, 512, 1024, 4096}) {
@@ -122,13 +122,16 @@ void measure_kernels(bool quick, DoctorReport* report) {
                                          base::TensorType::kF16};
   const std::string isa(kernels::available_tables().front()->name);
   const int64_t ns = quick ? kQuickNs / 2 : kQuickNs;
-  const int64_t prompt_ns = quick ? kQuickNs : 2 * kSampleNs;
+  const int64_t prompt_ns = quick ? kQuickNs / 2 : kSampleNs;
   for (const base::TensorType type : kTypes) {
     const std::string name(base::tensor_type_info(type).name);
     report->kernels.push_back({name, isa, 1, profile::measure_kernel(type, isa, ns)});
-    report->kernels.push_back(
-        {name, isa, profile::prompt_tokens(kBandwidthBytes),
-         profile::measure_prompt_kernel(type, isa, report->threads, kBandwidthBytes, prompt_ns)});
+    for (const profile::PromptShape& shape :
+         {profile::kExpertPrompt, profile::prompt_shape(kBandwidthBytes)}) {
+      report->kernels.push_back(
+          {name, isa, shape.tokens,
+           profile::measure_prompt_kernel(type, isa, shape, report->threads, kBandwidthBytes, prompt_ns)});
+    }
   }
   for (size_t type = 0; type < kernels::kKvTypes; ++type) {
     report->attention.push_back(

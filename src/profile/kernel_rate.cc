@@ -17,9 +17,7 @@ namespace {
 
 constexpr size_t kRows = 64;  // Of a task.
 constexpr size_t kColumns = 4096;
-constexpr size_t kLongColumns = 14336;
-constexpr double kLongShare = 0.25;
-constexpr size_t kPromptTokens = 512;
+constexpr PromptShape kDensePrompt = {512, kColumns, 14336, 0.25};
 constexpr size_t kBytesPerToken = 32 * base::kKiB;  // In little memory, fewer.
 constexpr size_t kPromptWeightBytes = 64 * base::kMiB;
 // The median of so many: other work on the machine distorts single ones.
@@ -106,21 +104,25 @@ double measure_kernel(base::TensorType type, const std::string& isa, int64_t dur
   return measure({.type = type, .isa = isa}, weights.as(), duration_ns);
 }
 
-size_t prompt_tokens(size_t memory_bytes) {
-  return std::clamp(memory_bytes / kBytesPerToken, size_t{32}, kPromptTokens);
+PromptShape prompt_shape(size_t memory_bytes) {
+  PromptShape shape = kDensePrompt;
+  shape.tokens = std::clamp(memory_bytes / kBytesPerToken, 2 * kExpertPrompt.tokens, shape.tokens);
+  return shape;
 }
 
-double measure_prompt_kernel(base::TensorType type, const std::string& isa, int threads, size_t memory_bytes,
-                             int64_t duration_ns) {
-  KernelCase kernel = {.type = type, .isa = isa, .threads = threads, .tokens = prompt_tokens(memory_bytes)};
-  // At least a task of long rows.
+double measure_prompt_kernel(base::TensorType type, const std::string& isa, const PromptShape& shape,
+                             int threads, size_t memory_bytes, int64_t duration_ns) {
+  KernelCase kernel = {
+      .type = type, .isa = isa, .threads = threads, .tokens = shape.tokens, .columns = shape.columns};
+  // At least a task of each kind of rows.
+  const size_t longest = std::max(shape.columns, shape.back_columns);
   const Mapping weights(
-      std::max(std::min(memory_bytes, kPromptWeightBytes), kRows * base::row_bytes(type, kLongColumns)));
+      std::max(std::min(memory_bytes, kPromptWeightBytes), kRows * base::row_bytes(type, longest)));
   fill_weights(type, weights.as());
-  const double usual = measure(kernel, weights.as(), duration_ns / 2);
-  kernel.columns = kLongColumns;
-  const double long_rows = measure(kernel, weights.as(), duration_ns / 2);
-  return 1 / ((1 - kLongShare) / usual + kLongShare / long_rows);
+  const double there = measure(kernel, weights.as(), duration_ns / 2);
+  kernel.columns = shape.back_columns;
+  const double back = measure(kernel, weights.as(), duration_ns / 2);
+  return 1 / ((1 - shape.back_share) / there + shape.back_share / back);
 }
 
 double measure_attention(kernels::KvType type, const std::string& isa, int64_t duration_ns) {

@@ -60,6 +60,8 @@ TEST(Doctor, QuickMeasuresEverythingThatAPredictionNeeds) {
     plan.weight_type = type;
     const auto rates = rates_from(report.value(), plan);
     ASSERT_TRUE(rates.ok()) << type;
+    EXPECT_GE(rates.value().block_latency_s, 0);
+    EXPECT_GT(rates.value().expert_multiply_adds_per_s, 0);
     for (const double overlap : {rates.value().overlap, rates.value().overlap_random}) {
       EXPECT_GE(overlap, 1);
       EXPECT_LE(overlap, 2);
@@ -117,6 +119,38 @@ TEST(Predict, PromptsCostProductsAndAttentionOverHalfTheirChunk) {
   plan.streamed_bytes_per_token = 3'000'000'000;
   EXPECT_NEAR(predict(plan, rates).prefill_tokens_per_s, 100 / 3.0, 1e-6);
   EXPECT_EQ(predict(plan, rates).prefill_limit, "disk");
+}
+
+TEST(Predict, ExpertsAreReadBesideTheirOwnComputingAlone) {
+  MachineRates rates;
+  rates.threads = 2;
+  rates.memory_bytes_per_s = 1e10;
+  rates.disk_bytes_per_s = 1e9;
+  rates.block_latency_s = 1e-3;
+  rates.multiply_adds_per_s = 1e11;
+  rates.expert_multiply_adds_per_s = 5e10;
+  rates.attention_multiply_adds_per_s = 1e10;
+  PlanSummary plan;
+  plan.chunk = 512;
+  plan.resident_weight_bytes = 1'000'000'000;
+  plan.expert_bytes = 8'000'000'000;
+  plan.expert_bytes_per_token = 2'000'000'000;  // A quarter: used evenly.
+  plan.expert_cache_bytes = 6'000'000'000;
+  plan.expert_layers = 10;
+  plan.multiply_adds_per_token = 3'000'000'000;
+  plan.expert_multiply_adds_per_token = 2'000'000'000;
+  // 0.1 s of dense weights; 0.5 GB read beside 0.2 s of experts; 10 first blocks.
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.61, 1e-9);
+  EXPECT_EQ(predict(plan, rates).decode_limit, "disk");
+  // A quarter of 512 rows an expert: as in a dense model. Of 16 rows: slower.
+  EXPECT_NEAR(predict(plan, rates).prefill_tokens_per_s, 1 / 0.03, 1e-6);
+  plan.chunk = 64;
+  rates.disk_bytes_per_s = 1e12;
+  EXPECT_NEAR(predict(plan, rates).prefill_tokens_per_s, 1 / 0.05, 1e-6);
+  // In memory nothing is waited for.
+  plan.expert_cache_bytes = 0;
+  plan.resident_weight_bytes += plan.expert_bytes;
+  EXPECT_NEAR(predict(plan, rates).decode_tokens_per_s, 1 / 0.3, 1e-9);
 }
 
 }  // namespace
