@@ -178,10 +178,12 @@ class ForwardPass {
   bool can_look_ahead(size_t layer) const;
   base::Status predict_ahead(size_t layer);
   base::Status guess_units(size_t layer, Prediction* p);
+  void list_groups();
   void compute_ready(size_t rows, size_t layer);
-  void accumulate_down(size_t rows, size_t layer);
-  template <typename More>
-  void add_down_rows(size_t rows, const model::BundleRef& bundle, float* out, More&& more);
+  void list_tasks(size_t end);
+  void compute_groups(size_t rows, size_t layer, size_t window, size_t first, size_t last);
+  void add_down_rows(size_t rows, size_t layer, size_t window, size_t index);
+  void add_sums(size_t rows, size_t window);
   // With a device.
   size_t begin_hot(size_t rows);
   base::Status finish_hot(size_t rows, size_t layer);

@@ -23,6 +23,9 @@ FormSet forms_in_layers(const model::WeightMap& weights, Members... members) {
   return forms;
 }
 
+// Groups that passes of most rows have sums for.
+constexpr size_t kGroupsAtOnce = 8;
+
 }  // namespace
 
 ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardContext& context,
@@ -56,12 +59,17 @@ ForwardPass::Buffers::Sparse ForwardPass::Buffers::lay_out_sparse(const ForwardC
   s.tile_begin = scratch.take<uint32_t>(units * base::ceil_div(neurons, kNeuronTile) + 1);
   s.active = scratch.take<Active>(s.capacity);
   s.values = scratch.take<float>(s.capacity * s.rows);
-  s.ready = scratch.take<uint32_t>(s.capacity);
   s.waiting = scratch.take<uint32_t>(s.capacity);
   s.wanted = scratch.take<uint32_t>(neurons + 1);
-  s.down_rows = scratch.take<const uint8_t*>(s.rows * s.capacity);
-  s.down_weights = scratch.take<float>(s.rows * s.capacity);
-  s.down_count = scratch.take<size_t>(s.rows);
+  if (neurons > 0) {
+    // A pass of one row has a sum for each group, one of most rows a few.
+    const size_t groups = Buffers::group_of(static_cast<uint32_t>(neurons - 1)) + 1;
+    const size_t used = moe.expert_count > 0 ? moe.used_count : 1;
+    s.groups = scratch.take<Group>(units * (groups + 1));
+    s.tasks = scratch.take<uint32_t>(units * (groups + 1) + 1);
+    s.sum_rows = std::max(groups * used, kGroupsAtOnce * s.rows);
+    s.sums = scratch.take<float>(s.sum_rows * config.dim);
+  }
   if (context.with_device) {
     s.hot_out = scratch.take<float>(units * s.rows * config.dim);
     s.hot_sets = scratch.take<uint32_t>(units);

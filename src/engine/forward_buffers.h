@@ -69,7 +69,22 @@ struct ForwardPass::Buffers {
     uint32_t unit;
     uint32_t neuron;  // in pack order
     uint32_t rows;    // mask of the rows that it is predicted for
-    bool computed;
+    uint32_t group;
+    bool computed;  // its values are there
+  };
+  // Neurons whose down rows have a sum of their own. Small groups where neurons are frequent, so that all
+  // take threads about as long.
+  static uint32_t group_of(uint32_t neuron) {
+    if (neuron < 1024) return neuron / 64;
+    return neuron < 4096 ? 8 + neuron / 128 : 32 + neuron / 512;
+  }
+  struct Group {
+    uint32_t begin;  // entries [begin, end)
+    uint32_t end;
+    uint32_t done;   // those before it are in the sum
+    uint32_t ready;  // that are there and not computed
+    uint32_t unit;
+    bool hot;
   };
   struct Sparse {
     Prediction now;
@@ -81,21 +96,24 @@ struct ForwardPass::Buffers {
     Active* active = nullptr;             // [U * F]: by unit, then neuron
     size_t active_count = 0;
     size_t requested = 0;         // entries before it are in memory or on their way
-    size_t seen = 0;              // entries before it are computed, ready or waiting
-    size_t done = 0;              // entries before it have been added to the output
+    size_t seen = 0;              // entries before it are ready, computed or waiting
+    size_t computed = 0;          // how many entries are
     uint32_t* waiting = nullptr;  // [U * F]: entries whose bundles are on their way
     size_t waiting_count = 0;
-    float* values = nullptr;    // [U * F][S]: what scales each down row
-    uint32_t* ready = nullptr;  // [U * F]: entries to compute now
-    size_t ready_count = 0;
-    uint32_t* wanted = nullptr;           // [F + 1]
-    const uint8_t** down_rows = nullptr;  // [S][U * F]
-    float* down_weights = nullptr;        // [S][U * F]
-    size_t* down_count = nullptr;         // [S]
-    float* hot_out = nullptr;             // [U][S][D]: sums of hot neurons, where a device is to be replaced
-    uint32_t* hot_sets = nullptr;         // [U]
-    size_t capacity = 0;                  // U * F
-    size_t rows = 0;                      // S
+    Group* groups = nullptr;  // of `active`, ascending
+    size_t group_count = 0;
+    size_t begun = 0;           // groups before it are complete
+    size_t added = 0;           // groups before it have been added to the output
+    float* sums = nullptr;      // [sum_rows][D]: those of a group's rows lie together
+    size_t sum_rows = 0;        // at least S
+    uint32_t* tasks = nullptr;  // [groups + 1]: where the parts of threads begin
+    size_t task_count = 0;
+    float* values = nullptr;       // [U * F][S]: what scales each down row
+    uint32_t* wanted = nullptr;    // [F + 1]
+    float* hot_out = nullptr;      // [U][S][D]: sums of hot neurons, where a device is to be replaced
+    uint32_t* hot_sets = nullptr;  // [U]
+    size_t capacity = 0;           // U * F
+    size_t rows = 0;               // S
   };
   Sparse sparse;
   bool is_hot(const Active& neuron) const { return neuron.neuron < sparse.now.units[neuron.unit].hot; }

@@ -1,6 +1,7 @@
 // The hot part of a sparse FFN: given to a device before the processor begins its own part, added behind it.
-// The sum of a row is that of its cold neurons, ascending, then those of the hot neurons of each expert,
-// ascending. What the device fails to compute is computed here, by the same rule and in the same order.
+// The sum of a row is that of its cold neurons' groups, ascending, then those of the hot neurons of each
+// expert, ascending. What the device fails to compute is computed here, by the same rule and in the same
+// order.
 #include <algorithm>
 
 #include "engine/forward_buffers.h"
@@ -47,7 +48,6 @@ Status ForwardPass::finish_hot(size_t rows, size_t layer) {
   }
   if (any_failed) {
     list_active(rows, layer);
-    s.requested = s.seen = s.done = s.waiting_count = 0;
     GANGLION_RETURN_IF_ERROR(request_missing());
     GANGLION_RETURN_IF_ERROR(compute_active(rows, layer));
   }

@@ -3,9 +3,10 @@
 //
 // Stages of a neuron (PowerInfer-2 section 4.3): predicted -> its bundle read -> gate -> up (where the gate
 // is positive) -> down. Where no predictor pays, all gates are computed instead. No stage waits for a whole
-// matrix: groups of neurons go on as their own bundles arrive, and only the last one orders them: the down
-// rows are added in ascending (expert, neuron), each output element by one thread, so that the result depends
-// neither on timing nor on what was in memory.
+// matrix: one thread takes a cluster of neurons through all stages as their bundles arrive. The order of
+// sums is fixed: each group of neurons (group_of) has a sum of its own, to which down rows are added in
+// ascending order, and the groups' sums are added in ascending order, so that the result depends neither on
+// timing nor on what was in memory.
 //
 // Which neurons contribute to a row is decided by the pack's predictor and thresholds and that row alone;
 // with a device (forward_hot.cc), hot neurons do so wherever their gates are open.
@@ -24,13 +25,11 @@ using model::MatrixRef;
 using model_config::ModelConfig;
 
 namespace {
-// Neurons that a thread computes at a time: a cluster. Kernels take panels of up to 16 rows.
-constexpr size_t kClusterNeurons = 128;
-constexpr size_t kPanelNeurons = 16;
+// Neurons that a thread takes through all stages at a time: a cluster. Few enough for the translations of
+// their addresses to stay in the processor's first table.
+constexpr size_t kClusterNeurons = 64;
 // Rows that kernels do not ask for themselves: the first of a cluster.
 constexpr size_t kFirstRows = 2;
-// Each thread adds down rows to so many parts of the output: long parts are read faster.
-constexpr size_t kPartsPerThread = 1;
 
 constexpr auto kOnes = [] {
   std::array<float, kClusterNeurons> ones;
@@ -72,7 +71,6 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   bundles.begin_layer(layer);
   list_active(rows, layer);
   if (context_.hot != nullptr) context_.hot->count_ahead();
-  s.requested = s.seen = s.done = s.waiting_count = 0;
   GANGLION_RETURN_IF_ERROR(request_missing());
   GANGLION_RETURN_IF_ERROR(predict_ahead(layer + 1));
   GANGLION_RETURN_IF_ERROR(compute_active(rows, layer));
@@ -88,13 +86,12 @@ Status ForwardPass::compute_active(size_t rows, size_t layer) {
     if (context_.sparse_parts < SparseParts::kClusterPipeline)
       GANGLION_RETURN_IF_ERROR(bundles.wait_for_requested());
     compute_ready(rows, layer);
-    accumulate_down(rows, layer);
-    if (s.done == s.active_count) return base::ok_status();
-    if (s.done == s.requested) {
+    if (s.added == s.group_count) return base::ok_status();
+    if (s.computed == s.requested) {
       // Everything that staging held has been used: room for the rest.
       GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
       GANGLION_RETURN_IF_ERROR(request_missing());
-      GANGLION_CHECK(s.requested > s.done);
+      GANGLION_CHECK(s.requested > s.computed);
       continue;
     }
     GANGLION_RETURN_IF_ERROR(bundles.poll(true));
@@ -238,10 +235,35 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     const uint32_t* masks = s.masks + u * neurons;
     for (size_t p = first; p < last; ++p) {
       if (masks[p] == 0) continue;
-      *to++ = {find(s.now.units[u].set, static_cast<uint32_t>(p)), static_cast<uint32_t>(u),
-               static_cast<uint32_t>(p), masks[p], false};
+      *to++ = {find(s.now.units[u].set, static_cast<uint32_t>(p)),
+               static_cast<uint32_t>(u),
+               static_cast<uint32_t>(p),
+               masks[p],
+               0,
+               false};
     }
   });
+  list_groups();
+}
+
+// groups: those of the active neurons, ascending. Hot ones are one group for each unit.
+void ForwardPass::list_groups() {
+  Buffers::Sparse& s = buffers_->sparse;
+  s.group_count = 0;
+  uint32_t unit = UINT32_MAX;
+  uint32_t last = 0;
+  for (uint32_t i = 0; i < s.active_count; ++i) {
+    Buffers::Active& neuron = s.active[i];
+    const bool hot = buffers_->is_hot(neuron);
+    const uint32_t group = hot ? UINT32_MAX : Buffers::group_of(neuron.neuron);
+    if (neuron.unit != unit || group != last) s.groups[s.group_count++] = {i, i, i, 0, neuron.unit, hot};
+    unit = neuron.unit;
+    last = group;
+    neuron.group = static_cast<uint32_t>(s.group_count - 1);
+    s.groups[s.group_count - 1].end = i + 1;
+  }
+  s.requested = s.seen = s.computed = s.waiting_count = 0;
+  s.begun = s.added = 0;
 }
 
 // Has the bundles read that are absent from `requested` on, as far as staging has room.
@@ -443,16 +465,15 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
   }
 }
 
-// Computes, in clusters, the entries whose bundles have arrived since the last call.
+// Computes the entries whose bundles have arrived, and adds the groups that are complete.
 void ForwardPass::compute_ready(size_t rows, size_t layer) {
   Buffers::Sparse& s = buffers_->sparse;
-  s.ready_count = 0;
   size_t still = 0;
   const auto sort = [&](uint32_t i) {
     Buffers::Active& neuron = s.active[i];
     if (neuron.data == nullptr) neuron.data = find(s.now.units[neuron.unit].set, neuron.neuron);
     if (neuron.data != nullptr) {
-      s.ready[s.ready_count++] = i;
+      ++s.groups[neuron.group].ready;
     } else {
       s.waiting[still++] = i;
     }
@@ -460,66 +481,117 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   for (size_t w = 0; w < s.waiting_count; ++w) sort(s.waiting[w]);
   for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
   s.waiting_count = still;
-  // Few that have just arrived are shared by all threads as well.
-  const size_t share = base::ceil_div(s.ready_count, 2 * static_cast<size_t>(context_.threads->size()));
-  const size_t most = std::clamp(base::round_up(share, kPanelNeurons), kPanelNeurons, kClusterNeurons);
-  submit_beside(base::ceil_div(s.ready_count, most), [&](size_t cluster) {
-    const size_t first = cluster * most;
-    compute_cluster(rows, layer, {s.ready + first, std::min(most, s.ready_count - first)});
-  });
+  // As many groups at once as there are sums.
+  const size_t window = s.sum_rows / rows;
+  for (;;) {
+    list_tasks(std::min(s.group_count, s.added + window));
+    submit_beside(s.task_count, [&](size_t task) {
+      compute_groups(rows, layer, window, s.tasks[task], s.tasks[task + 1]);
+    });
+    while (s.begun < s.group_count && s.begun < s.added + window &&
+           s.groups[s.begun].done == s.groups[s.begun].end) {
+      ++s.begun;
+    }
+    if (s.begun < s.group_count && s.begun < s.added + window) return;
+    add_sums(rows, window);
+    if (s.added == s.group_count) return;
+  }
 }
 
-// Adds the down rows of the computed entries from `done` on, up to the first that is not. Hot ones have a sum
-// of their own for each unit.
-void ForwardPass::accumulate_down(size_t rows, size_t layer) {
+// tasks: groups before `end` with neurons to compute, in runs of about a cluster.
+void ForwardPass::list_tasks(size_t end) {
+  Buffers::Sparse& s = buffers_->sparse;
+  s.task_count = 0;
+  size_t in_task = kClusterNeurons;
+  for (size_t g = s.begun; g < end; ++g) {
+    const size_t ready = s.groups[g].ready;
+    if (ready == 0) continue;
+    if (in_task + ready > kClusterNeurons) {
+      s.tasks[s.task_count++] = static_cast<uint32_t>(g);
+      in_task = 0;
+    }
+    in_task += ready;
+    s.tasks[s.task_count] = static_cast<uint32_t>(g + 1);
+    s.computed += ready;
+  }
+}
+
+// One thread's part: gates, ups and down rows of what is there of groups [first, last), cluster by cluster.
+void ForwardPass::compute_groups(size_t rows, size_t layer, size_t window, size_t first, size_t last) {
+  Buffers::Sparse& s = buffers_->sparse;
+  uint32_t entries[kClusterNeurons];
+  size_t count = 0;
+  size_t g = first;
+  const auto compute = [&](size_t end) {
+    if (count > 0) compute_cluster(rows, layer, {entries, count});
+    count = 0;
+    for (; g < end; ++g) add_down_rows(rows, layer, window, g);
+  };
+  for (size_t i = first; i < last; ++i) {
+    Buffers::Group& group = s.groups[i];
+    for (uint32_t e = group.done; group.ready > 0 && e < group.end; ++e) {
+      if (s.active[e].computed || s.active[e].data == nullptr || e >= s.requested) continue;
+      entries[count++] = e;
+      --group.ready;
+      if (count == kClusterNeurons) {
+        compute(i);
+        add_down_rows(rows, layer, window, i);
+      }
+    }
+  }
+  compute(last);
+}
+
+// The group's sum [rows][D] += the down rows of its computed entries, up to the first that is not.
+void ForwardPass::add_down_rows(size_t rows, size_t layer, size_t window, size_t index) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  const auto is_next = [&] { return s.done < s.requested && s.active[s.done].computed; };
-  while (is_next()) {
-    const Buffers::Active& first = s.active[s.done];
-    const bool hot = buffers_->is_hot(first);
-    float* out = hot ? s.hot_out + first.unit * s.rows * context_.config->dim : buffers_->projected;
-    add_down_rows(rows, bundle, out, [&] {
-      return is_next() && buffers_->is_hot(s.active[s.done]) == hot &&
-             (!hot || s.active[s.done].unit == first.unit);
-    });
+  Buffers::Group& group = s.groups[index];
+  const size_t dim = context_.config->dim;
+  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(bundle.down_type)];
+  float* sums = group.hot ? s.hot_out + group.unit * s.rows * dim : s.sums + index % window * rows * dim;
+  if (group.done == group.begin && !group.hot) std::fill_n(sums, rows * dim, 0.0F);
+  while (group.done < group.end && s.active[group.done].computed) {
+    const uint32_t begin = group.done;
+    while (group.done < group.end && group.done < begin + kClusterNeurons && s.active[group.done].computed)
+      ++group.done;
+    for (size_t t = 0; t < rows; ++t) {
+      float weights[kClusterNeurons];
+      const uint8_t* down_rows[kClusterNeurons];
+      size_t count = 0;
+      for (uint32_t e = begin; e < group.done; ++e) {
+        weights[count] = s.values[e * s.rows + t];
+        down_rows[count] = s.active[e].data + bundle.down_offset;
+        count += weights[count] != 0 ? 1 : 0;
+      }
+      if (count == 0) continue;
+      add({.weights = weights,
+           .rows = down_rows,
+           .count = count,
+           .begin = 0,
+           .n = dim,
+           .out = sums + t * dim});
+    }
   }
 }
 
-// out [rows][D] += the down rows of entries from `done` on, as long as more() holds.
-template <typename More>
-void ForwardPass::add_down_rows(size_t rows, const BundleRef& bundle, float* out, More&& more) {
+// projected [S][D] += the sums of the groups that were begun, all complete, ascending.
+void ForwardPass::add_sums(size_t rows, size_t window) {
   Buffers::Sparse& s = buffers_->sparse;
-  std::fill_n(s.down_count, rows, size_t{0});
-  bool any = false;
-  for (; more(); ++s.done) {
-    const float* values = s.values + s.done * s.rows;
-    for (size_t t = 0; t < rows; ++t) {
-      if (values[t] == 0) continue;
-      const size_t at = t * s.capacity + s.down_count[t]++;
-      s.down_weights[at] = values[t];
-      s.down_rows[at] = s.active[s.done].data + bundle.down_offset;
-      any = true;
-    }
-  }
-  if (!any) return;
   const size_t dim = context_.config->dim;
-  const size_t wanted_parts = static_cast<size_t>(context_.threads->size()) * kPartsPerThread;
-  const size_t part = base::round_up(base::ceil_div(dim, wanted_parts), 32);
+  const size_t part = base::round_up(base::ceil_div(dim, static_cast<size_t>(context_.threads->size())), 32);
   const size_t parts = base::ceil_div(dim, part);
-  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(bundle.down_type)];
   context_.threads->parallel_for(rows * parts, 1, [&](size_t first, size_t last, int) {
     for (size_t task = first; task < last; ++task) {
-      const size_t t = task / parts;
-      const size_t begin = task % parts * part;
-      add({.weights = s.down_weights + t * s.capacity,
-           .rows = s.down_rows + t * s.capacity,
-           .count = s.down_count[t],
-           .begin = begin,
-           .n = std::min(part, dim - begin),
-           .out = out + t * dim + begin});
+      const size_t at = task / parts * dim + task % parts * part;
+      const size_t n = std::min(part, dim - task % parts * part);
+      for (size_t g = s.added; g < s.begun; ++g) {
+        if (s.groups[g].hot) continue;
+        context_.kernels->add_scaled(s.sums + g % window * rows * dim + at, 1, n, buffers_->projected + at);
+      }
     }
   });
+  s.added = s.begun;
 }
 
 }  // namespace ganglion::engine
