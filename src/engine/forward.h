@@ -153,7 +153,7 @@ class ForwardPass {
   base::Status sparse_ffn(size_t rows, size_t layer);
   void choose_units(size_t rows, size_t layer);
   template <typename Body>
-  void submit_beside(size_t tasks, Body&& body);
+  void submit_beside(size_t tasks, size_t at_once, Body&& body);
   /// An expert (the only one of a dense FFN) that rows are routed to.
   struct Unit {
     uint32_t expert = 0;

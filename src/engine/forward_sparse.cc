@@ -28,8 +28,12 @@ namespace {
 // Neurons that a thread takes through all stages at a time: a cluster. Few enough for the translations of
 // their addresses to stay in the processor's first table.
 constexpr size_t kClusterNeurons = 64;
-// Rows that kernels do not ask for themselves: the first of a cluster.
+// Clusters that a thread takes at once, while much is left.
+constexpr size_t kClustersAtOnce = 4;
+// Rows that kernels do not ask for themselves, the first of a call: the call before asks for them.
 constexpr size_t kFirstRows = 2;
+// Elements of the output whose sums a thread adds at a time.
+constexpr size_t kSumPart = 512;
 
 constexpr auto kOnes = [] {
   std::array<float, kClusterNeurons> ones;
@@ -42,19 +46,19 @@ void prefetch(const uint8_t* data, size_t bytes) {
 }
 }  // namespace
 
-// Calls body(task) for all tasks on all threads. Handing prepared reads to the kernel takes its time: this
-// thread does that first, while the others work. (The same thread submits and polls: the kernel then need not
-// interrupt another one at each completion.)
+// Calls body(begin, end) for all tasks on all threads, up to `at_once` at a time. Handing prepared reads to
+// the kernel takes its time: this thread does that first, while the others work. (The same thread submits and
+// polls: the kernel then need not interrupt another one at each completion.)
 template <typename Body>
-void ForwardPass::submit_beside(size_t tasks, Body&& body) {
+void ForwardPass::submit_beside(size_t tasks, size_t at_once, Body&& body) {
   bool to_submit = context_.bundles->has_prepared();
   const auto submit = [&] {
     if (to_submit) context_.bundles->submit();
     to_submit = false;
   };
-  context_.threads->parallel_for(tasks, 1, [&](size_t begin, size_t end, int thread) {
+  context_.threads->parallel_for_runs(tasks, at_once, [&](size_t begin, size_t end, int thread) {
     if (thread == 0) submit();
-    for (size_t i = begin; i < end; ++i) body(i);
+    body(begin, end);
   });
   submit();
 }
@@ -170,7 +174,7 @@ Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t
         GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
       const size_t count = context_.store->block(id).row_count;
       for (size_t i = 0; i < count; ++i) rank_rows[i] = data + i * row_bytes;
-      submit_beside(rows * tiles, [&](size_t task) {
+      submit_beside(rows * tiles, 1, [&](size_t task, size_t) {
         const size_t t = task / tiles;
         const size_t at = first + task % tiles * Buffers::kNeuronTile;
         add({.weights = p.low + (u * p.rows + t) * bundle.predict_low.rows + k,
@@ -406,8 +410,11 @@ size_t ForwardPass::compute_gates(size_t rows, size_t layer, std::span<const uin
                                   OpenGate* open) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
-  const uint8_t* gate_rows[kClusterNeurons];
+  const uint8_t* gate_rows[kClusterNeurons + kFirstRows];
   for (size_t i = 0; i < entries.size(); ++i) gate_rows[i] = s.active[entries[i]].data;
+  for (size_t i = 0; i < kFirstRows; ++i)  // The first of the ups, most likely.
+    gate_rows[entries.size() + i] =
+        s.active[entries[std::min(i, entries.size() - 1)]].data + bundle.up_offset;
   multiply_rows(rows, bundle.rows.type, bundle, {gate_rows, entries.size()}, gates);
   const float threshold = context_.config->ffn_threshold;
   size_t open_count = 0;
@@ -424,7 +431,8 @@ size_t ForwardPass::compute_gates(size_t rows, size_t layer, std::span<const uin
   return open_count;
 }
 
-// out [t][i], kClusterNeurons apart: rows of bundles times all rows of the FFN's input.
+// out [t][i], kClusterNeurons apart: rows of bundles times all rows of the FFN's input. Behind `weights` lie
+// kFirstRows that are read next.
 void ForwardPass::multiply_rows(size_t rows, base::TensorType type, const BundleRef& bundle,
                                 std::span<const uint8_t* const> weights, float* out) const {
   const kernels::ActivationForm form = kernels::activation_form(type);
@@ -439,7 +447,8 @@ void ForwardPass::multiply_rows(size_t rows, base::TensorType type, const Bundle
                                                        .tokens = rows,
                                                        .out = out,
                                                        .out_stride = kClusterNeurons,
-                                                       .scattered = weights.data()});
+                                                       .scattered = weights.data(),
+                                                       .more = kFirstRows});
 }
 
 // values [entry][t] = act(gate) * up * the expert's weight, of open gates.
@@ -447,9 +456,12 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
   const bool rectified = context_.config->activation == model_config::FfnActivation::kDRelu;
-  const uint8_t* up_rows[kClusterNeurons];
+  if (open.empty()) return;
+  const uint8_t* up_rows[kClusterNeurons + kFirstRows];
   float ups[kClusterNeurons * kSparseRows];
   for (size_t i = 0; i < open.size(); ++i) up_rows[i] = s.active[open[i].entry].data + bundle.up_offset;
+  for (size_t i = 0; i < kFirstRows; ++i)
+    up_rows[open.size() + i] = s.active[open[std::min(i, open.size() - 1)].entry].data + bundle.down_offset;
   multiply_rows(rows, bundle.up_type, bundle, {up_rows, open.size()}, ups);
   for (size_t i = 0; i < open.size(); ++i) {
     float* values = s.values + open[i].entry * s.rows;
@@ -485,8 +497,8 @@ void ForwardPass::compute_ready(size_t rows, size_t layer) {
   const size_t window = s.sum_rows / rows;
   for (;;) {
     list_tasks(std::min(s.group_count, s.added + window));
-    submit_beside(s.task_count, [&](size_t task) {
-      compute_groups(rows, layer, window, s.tasks[task], s.tasks[task + 1]);
+    submit_beside(s.task_count, kClustersAtOnce, [&](size_t begin, size_t end) {
+      compute_groups(rows, layer, window, s.tasks[begin], s.tasks[end]);
     });
     while (s.begun < s.group_count && s.begun < s.added + window &&
            s.groups[s.begun].done == s.groups[s.begun].end) {
@@ -532,6 +544,7 @@ void ForwardPass::compute_groups(size_t rows, size_t layer, size_t window, size_
     for (uint32_t e = group.done; group.ready > 0 && e < group.end; ++e) {
       if (s.active[e].computed || s.active[e].data == nullptr || e >= s.requested) continue;
       entries[count++] = e;
+      __builtin_prefetch(s.active[e].data);  // The translation of its address takes longest.
       --group.ready;
       if (count == kClusterNeurons) {
         compute(i);
@@ -557,7 +570,7 @@ void ForwardPass::add_down_rows(size_t rows, size_t layer, size_t window, size_t
       ++group.done;
     for (size_t t = 0; t < rows; ++t) {
       float weights[kClusterNeurons];
-      const uint8_t* down_rows[kClusterNeurons];
+      const uint8_t* down_rows[kClusterNeurons + kFirstRows];
       size_t count = 0;
       for (uint32_t e = begin; e < group.done; ++e) {
         weights[count] = s.values[e * s.rows + t];
@@ -565,32 +578,47 @@ void ForwardPass::add_down_rows(size_t rows, size_t layer, size_t window, size_t
         count += weights[count] != 0 ? 1 : 0;
       }
       if (count == 0) continue;
+      size_t more = 0;  // The next cluster's gates.
+      while (more < kFirstRows && group.done + more < s.active_count &&
+             s.active[group.done + more].data != nullptr) {
+        down_rows[count + more] = s.active[group.done + more].data;
+        ++more;
+      }
       add({.weights = weights,
            .rows = down_rows,
            .count = count,
            .begin = 0,
            .n = dim,
-           .out = sums + t * dim});
+           .out = sums + t * dim,
+           .more = more});
     }
   }
 }
 
-// projected [S][D] += the sums of the groups that were begun, all complete, ascending.
+// projected [S][D] += the sums of the groups that were begun, all complete, ascending. After the last ones,
+// this thread first lets go of the bundles, while the others add.
 void ForwardPass::add_sums(size_t rows, size_t window) {
   Buffers::Sparse& s = buffers_->sparse;
   const size_t dim = context_.config->dim;
-  const size_t part = base::round_up(base::ceil_div(dim, static_cast<size_t>(context_.threads->size())), 32);
-  const size_t parts = base::ceil_div(dim, part);
-  context_.threads->parallel_for(rows * parts, 1, [&](size_t first, size_t last, int) {
+  const size_t parts = base::ceil_div(dim, kSumPart);
+  bool to_retire = s.begun == s.group_count;
+  const auto retire = [&] {
+    if (to_retire) context_.bundles->retire();
+    to_retire = false;
+  };
+  context_.threads->parallel_for(rows * parts, 1, [&](size_t first, size_t last, int thread) {
+    if (thread == 0) retire();
     for (size_t task = first; task < last; ++task) {
-      const size_t at = task / parts * dim + task % parts * part;
-      const size_t n = std::min(part, dim - task % parts * part);
+      const size_t column = task % parts * kSumPart;
+      const size_t at = task / parts * dim + column;
+      const size_t n = std::min(kSumPart, dim - column);
       for (size_t g = s.added; g < s.begun; ++g) {
         if (s.groups[g].hot) continue;
         context_.kernels->add_scaled(s.sums + g % window * rows * dim + at, 1, n, buffers_->projected + at);
       }
     }
   });
+  retire();
   s.added = s.begun;
 }
 

@@ -1,8 +1,11 @@
-// Decides by measurement whether an option pays: times a few tokens without it, a few with it and a few
-// without again, so that what changes all the while (caches that fill) counts for neither; keeps the better
-// for a while, and tries again. Pure but for the times it is given.
+// Decides by measurement whether an option pays: a few tokens take turns with and without it, in the order
+// without, with, with, without, so that what changes all the while (caches that fill) counts for neither;
+// keeps the better for a while, longer each time it is confirmed, and tries again. Pure but for the times it
+// is given.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 
 namespace ganglion::engine {
@@ -10,51 +13,43 @@ namespace ganglion::engine {
 class Trial {
  public:
   /// Whether the next token uses the option.
-  bool use() const { return phase_ == Phase::kWith || (phase_ == Phase::kDecided && pays_); }
+  bool use() const { return trying_ ? (count_ + 1) / 2 % 2 == 1 : pays_; }
   /// Whether it was found to pay, when last tried.
   bool pays() const { return pays_; }
 
   /// A token took `ns`.
   void add(double ns) {
-    sum_ns_ += ns;
-    if (++count_ < tokens_of(phase_)) return;
-    const double mean_ns = sum_ns_ / static_cast<double>(count_);
+    if (trying_) (use() ? with_ : without_)[count_ / 2] = ns;
+    if (++count_ < (trying_ ? 2 * kTries : keep_)) return;
     count_ = 0;
-    sum_ns_ = 0;
-    switch (phase_) {
-      case Phase::kBefore:
-        before_ns_ = mean_ns;
-        phase_ = Phase::kWith;
-        break;
-      case Phase::kWith:
-        with_ns_ = mean_ns;
-        phase_ = Phase::kAfter;
-        break;
-      case Phase::kAfter:
-        pays_ = with_ns_ < kLeastGain * (before_ns_ + mean_ns) / 2;
-        phase_ = Phase::kDecided;
-        break;
-      case Phase::kDecided:
-        phase_ = Phase::kBefore;
-        break;
-    }
+    if (trying_) decide();
+    trying_ = !trying_;
   }
 
  private:
-  enum class Phase : unsigned char { kBefore, kWith, kAfter, kDecided };
-  static constexpr size_t tokens_of(Phase phase) {
-    constexpr size_t kTry = 8;
-    constexpr size_t kKeep = 128;
-    return phase == Phase::kDecided ? kKeep : phase == Phase::kWith ? kTry : kTry / 2;
-  }
+  static constexpr size_t kTries = 12;
+  static constexpr size_t kKeepFirst = 32;
+  static constexpr size_t kKeepMost = 256;
   static constexpr double kLeastGain = 0.97;  // Less is noise, and the option has its price.
 
-  Phase phase_ = Phase::kBefore;
+  // Single tokens are slower by half without cause: medians count.
+  static double median(std::array<double, kTries>& times) {
+    std::nth_element(times.begin(), times.begin() + kTries / 2, times.end());
+    return times[kTries / 2];
+  }
+
+  void decide() {
+    const bool pays = median(with_) < kLeastGain * median(without_);
+    keep_ = pays == pays_ ? std::min(2 * keep_, kKeepMost) : kKeepFirst;
+    pays_ = pays;
+  }
+
+  bool trying_ = true;
   bool pays_ = false;
-  size_t count_ = 0;
-  double sum_ns_ = 0;
-  double before_ns_ = 0;
-  double with_ns_ = 0;
+  size_t count_ = 0;  // Tokens since this trial, or the rest after it, began.
+  size_t keep_ = kKeepFirst / 2;
+  std::array<double, kTries> with_{};
+  std::array<double, kTries> without_{};
 };
 
 }  // namespace ganglion::engine

@@ -38,6 +38,16 @@ TEST(Trial, IsNotDeceivedByTokensThatGetFasterAllTheWhile) {
   EXPECT_FALSE(trial.pays());
 }
 
+TEST(Trial, IsNotDeceivedByAFewSlowTokens) {
+  Trial trial;
+  size_t used = 0;
+  for (size_t i = 0; i < 1000; ++i) {
+    used += trial.use() ? 1 : 0;
+    trial.add(!trial.use() && i % 8 < 3 ? 300 : trial.use() ? 104 : 100);  // Slow ones hit those without alone.
+  }
+  EXPECT_LT(used, 100U);
+}
+
 TEST(Trial, FollowsAChange) {
   Trial trial;
   used_of(trial, 500, 80, 100);

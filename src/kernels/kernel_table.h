@@ -47,7 +47,8 @@ size_t activation_sums_offset(ActivationForm form, size_t n);
 ///           each row is, in place of weights and weight_stride.
 /// Requires: n is a multiple of the type's block; any n for F32, F16 and BF16.
 /// Cost:     rows are taken for a part of a longer run of rows and fetched ahead; of scattered ones, those
-///           that come a little later in the same call.
+///           that come a little later in the same call, and `more` entries behind them, which the caller will
+///           use next (at least one row).
 struct MatmulArgs {
   const uint8_t* weights;
   size_t weight_stride;
@@ -59,6 +60,7 @@ struct MatmulArgs {
   float* out;
   size_t out_stride;
   const uint8_t* const* scattered = nullptr;
+  size_t more = 0;
 
   [[gnu::always_inline]] const uint8_t* row(size_t r) const {
     return scattered ? scattered[r] : weights + r * weight_stride;
@@ -102,7 +104,8 @@ size_t down_row_bytes(DownType type, size_t n);
 void quantize_down_row(DownType type, const float* x, size_t n, uint8_t* row);
 
 /// out[i] = fma(weights[j] * scale, code of rows[j][begin + i], out[i]) for j ascending, i in [0, n); the
-/// scale is that of the element's block, 1 for the plain types. begin and n are multiples of 32.
+/// scale is that of the element's block, 1 for the plain types. begin and n are multiples of 32. `rows` has
+/// `more` entries behind the last that are fetched as well, which the caller will use next.
 struct DownArgs {
   const float* weights;
   const uint8_t* const* rows;
@@ -110,6 +113,7 @@ struct DownArgs {
   size_t begin;
   size_t n;
   float* out;
+  size_t more = 0;
 };
 using DownAxpyFn = void (*)(const DownArgs&);
 

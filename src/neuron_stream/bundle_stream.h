@@ -106,6 +106,9 @@ class BundleStream {
 
   /// The sparse FFN of a layer begins: the other half of staging is now the present one.
   void begin_layer(size_t layer);
+  /// The layer is computed: what was read for it is admitted to the cache or forgotten. Optional: begin_layer
+  /// does it for the one before. While it runs, no other call may.
+  void retire() { recycle(halves_[present_]); }
   /// The bundle, if it is in memory.
   const uint8_t* find(uint32_t set, uint32_t neuron) const;
   /// Counts a use for the cache's warmth.
