@@ -178,7 +178,7 @@ class ForwardPass {
   bool can_look_ahead(size_t layer) const;
   base::Status predict_ahead(size_t layer);
   base::Status guess_units(size_t layer, Prediction* p);
-  void list_groups();
+  void list_hot_groups();
   void compute_ready(size_t rows, size_t layer);
   void list_tasks(size_t end);
   void compute_groups(size_t rows, size_t layer, size_t window, size_t first, size_t last);

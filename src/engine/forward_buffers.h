@@ -65,7 +65,7 @@ struct ForwardPass::Buffers {
   // Sparse FFN of packs. S: rows of a sparse pass; U: experts that they are routed to (1 for a dense FFN); F:
   // neurons of an expert.
   struct Active {
-    const uint8_t* data;  // the bundle, once it is in memory
+    const uint8_t* data;  // the bundle, once it is in memory (and stays there while it is needed)
     uint32_t unit;
     uint32_t neuron;  // in pack order
     uint32_t rows;    // mask of the rows that it is predicted for
@@ -73,18 +73,21 @@ struct ForwardPass::Buffers {
     bool computed;  // its values are there
   };
   // Neurons whose down rows have a sum of their own. Small groups where neurons are frequent, so that all
-  // take threads about as long.
-  static uint32_t group_of(uint32_t neuron) {
-    if (neuron < 1024) return neuron / 64;
-    return neuron < 4096 ? 8 + neuron / 128 : 32 + neuron / 512;
+  // take threads about as long; all neurons of a group lie in one tile.
+  static constexpr uint32_t group_size(uint32_t neuron) {
+    return neuron < 1024 ? 128 : neuron < 4096 ? 256 : 1024;
+  }
+  static constexpr uint32_t group_of(uint32_t neuron) {
+    if (neuron < 1024) return neuron / 128;
+    return neuron < 4096 ? 4 + neuron / 256 : 16 + neuron / 1024;
   }
   struct Group {
-    uint32_t begin;  // entries [begin, end)
-    uint32_t end;
-    uint32_t done;   // those before it are in the sum
-    uint32_t ready;  // that are there and not computed
-    uint32_t unit;
-    bool hot;
+    uint32_t begin = 0;  // entries [begin, end)
+    uint32_t end = 0;
+    uint32_t done = 0;   // those before it are in the sum
+    uint32_t ready = 0;  // how many are there and not computed
+    uint32_t unit = 0;
+    bool hot = false;
   };
   struct Sparse {
     Prediction now;
@@ -96,11 +99,9 @@ struct ForwardPass::Buffers {
     Active* active = nullptr;             // [U * F]: by unit, then neuron
     size_t active_count = 0;
     size_t requested = 0;         // entries before it are in memory or on their way
-    size_t seen = 0;              // entries before it are ready, computed or waiting
-    size_t computed = 0;          // how many entries are
     uint32_t* waiting = nullptr;  // [U * F]: entries whose bundles are on their way
     size_t waiting_count = 0;
-    Group* groups = nullptr;  // of `active`, ascending
+    Group* groups = nullptr;  // of each unit, ascending, then a hot one for each unit
     size_t group_count = 0;
     size_t begun = 0;           // groups before it are complete
     size_t added = 0;           // groups before it have been added to the output

@@ -91,14 +91,15 @@ Status ForwardPass::compute_active(size_t rows, size_t layer) {
       GANGLION_RETURN_IF_ERROR(bundles.wait_for_requested());
     compute_ready(rows, layer);
     if (s.added == s.group_count) return base::ok_status();
-    if (s.computed == s.requested) {
-      // Everything that staging held has been used: room for the rest.
-      GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
-      GANGLION_RETURN_IF_ERROR(request_missing());
-      GANGLION_CHECK(s.requested > s.computed);
+    if (s.waiting_count > 0) {
+      GANGLION_RETURN_IF_ERROR(bundles.poll(true));
       continue;
     }
-    GANGLION_RETURN_IF_ERROR(bundles.poll(true));
+    // Everything that staging held has been used: room for the rest.
+    GANGLION_RETURN_IF_ERROR(bundles.recycle_present());
+    const size_t before = s.requested;
+    GANGLION_RETURN_IF_ERROR(request_missing());
+    GANGLION_CHECK(s.requested > before);
   }
 }
 
@@ -234,71 +235,89 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
   s.tile_begin[0] = 0;
   for (size_t tile = 0; tile < s.now.unit_count * tiles; ++tile) s.tile_begin[tile + 1] += s.tile_begin[tile];
   s.active_count = s.tile_begin[s.now.unit_count * tiles];
+  const size_t groups = Buffers::group_of(static_cast<uint32_t>(neurons - 1)) + 1;
+  s.group_count = s.now.unit_count * groups;
   for_tiles([&](size_t tile, size_t u, size_t first, size_t last) {
-    Buffers::Active* to = s.active + s.tile_begin[tile];
+    const Unit& unit = s.now.units[u];
     const uint32_t* masks = s.masks + u * neurons;
-    for (size_t p = first; p < last; ++p) {
-      if (masks[p] == 0) continue;
-      *to++ = {find(s.now.units[u].set, static_cast<uint32_t>(p)),
-               static_cast<uint32_t>(u),
-               static_cast<uint32_t>(p),
-               masks[p],
-               0,
-               false};
+    uint32_t at = s.tile_begin[tile];
+    for (auto p = static_cast<uint32_t>(first); p < last;) {
+      const auto id = static_cast<uint32_t>(u * groups + Buffers::group_of(p));
+      const uint32_t end = std::min(static_cast<uint32_t>(last), p + Buffers::group_size(p));
+      uint32_t hot = 0;
+      uint32_t ready = 0;
+      const uint32_t begin = at;
+      for (; p < end; ++p) {
+        if (masks[p] == 0) continue;
+        const bool stays = stays_in_memory(unit.set, p);
+        s.active[at++] = {
+            stays ? find(unit.set, p) : nullptr, static_cast<uint32_t>(u), p, masks[p], id, false};
+        hot += p < unit.hot ? 1 : 0;
+        ready += stays && p >= unit.hot ? 1 : 0;
+      }
+      s.groups[id] = {begin + hot, at, begin + hot, ready, static_cast<uint32_t>(u), false};
     }
   });
-  list_groups();
-}
-
-// groups: those of the active neurons, ascending. Hot ones are one group for each unit.
-void ForwardPass::list_groups() {
-  Buffers::Sparse& s = buffers_->sparse;
-  s.group_count = 0;
-  uint32_t unit = UINT32_MAX;
-  uint32_t last = 0;
-  for (uint32_t i = 0; i < s.active_count; ++i) {
-    Buffers::Active& neuron = s.active[i];
-    const bool hot = buffers_->is_hot(neuron);
-    const uint32_t group = hot ? UINT32_MAX : Buffers::group_of(neuron.neuron);
-    if (neuron.unit != unit || group != last) s.groups[s.group_count++] = {i, i, i, 0, neuron.unit, hot};
-    unit = neuron.unit;
-    last = group;
-    neuron.group = static_cast<uint32_t>(s.group_count - 1);
-    s.groups[s.group_count - 1].end = i + 1;
-  }
-  s.requested = s.seen = s.computed = s.waiting_count = 0;
+  if (context_.hot != nullptr) list_hot_groups();
+  s.requested = s.waiting_count = 0;
   s.begun = s.added = 0;
 }
 
-// Has the bundles read that are absent from `requested` on, as far as staging has room.
+// The hot neurons of a unit, which come first, are one more group.
+void ForwardPass::list_hot_groups() {
+  Buffers::Sparse& s = buffers_->sparse;
+  uint32_t at = 0;
+  for (uint32_t u = 0; u < s.now.unit_count; ++u) {
+    while (at < s.active_count && s.active[at].unit < u) ++at;
+    Buffers::Group& group = s.groups[s.group_count];
+    group = {at, at, at, 0, u, true};
+    for (; at < s.active_count && s.active[at].unit == u && buffers_->is_hot(s.active[at]); ++at) {
+      s.active[at].group = static_cast<uint32_t>(s.group_count);
+      group.ready += s.active[at].data != nullptr ? 1 : 0;
+    }
+    group.end = at;
+    ++s.group_count;
+  }
+}
+
+// Has the bundles read that are absent from `requested` on, as far as staging has room. Only then may those
+// that are cached be used: making room displaces some.
 Status ForwardPass::request_missing() {
   Buffers::Sparse& s = buffers_->sparse;
   neuron_stream::BundleStream& bundles = *context_.bundles;
   uint64_t prefix_uses = 0;
   uint64_t cache_uses = 0;
   uint64_t misses = 0;
-  while (s.requested < s.active_count) {
+  for (bool room = true; room && s.requested < s.active_count;) {
     const uint32_t u = s.active[s.requested].unit;
-    const Unit& unit = s.now.units[u];
+    const uint32_t set = s.now.units[u].set;
     size_t count = 0;
     size_t end = s.requested;
     for (; end < s.active_count && s.active[end].unit == u; ++end) {
-      Buffers::Active& neuron = s.active[end];
-      if (stays_in_memory(unit.set, neuron.neuron)) {
+      const Buffers::Active& neuron = s.active[end];
+      if (neuron.data != nullptr) continue;
+      bundles.touch(set, neuron.neuron);
+      s.wanted[count] = neuron.neuron;
+      count += bundles.find(set, neuron.neuron) == nullptr ? 1 : 0;
+    }
+    const size_t taken = bundles.request(set, {s.wanted, count});
+    room = taken == count;
+    for (; s.requested < end; ++s.requested) {
+      Buffers::Active& neuron = s.active[s.requested];
+      if (!room && neuron.neuron == s.wanted[taken]) break;
+      if (neuron.data != nullptr) {
         ++prefix_uses;
         continue;
       }
-      bundles.touch(unit.set, neuron.neuron);
-      if (!neuron.computed) neuron.data = find(unit.set, neuron.neuron);
-      if (neuron.data == nullptr) s.wanted[count++] = neuron.neuron;
-      ++(neuron.data == nullptr ? misses : cache_uses);
+      neuron.data = bundles.find(set, neuron.neuron);
+      if (neuron.data != nullptr) {
+        ++cache_uses;
+        ++s.groups[neuron.group].ready;
+      } else {
+        ++misses;
+        s.waiting[s.waiting_count++] = static_cast<uint32_t>(s.requested);
+      }
     }
-    const size_t taken = bundles.request(unit.set, {s.wanted, count});
-    if (taken < count) {
-      while (s.active[s.requested].neuron != s.wanted[taken]) ++s.requested;
-      break;
-    }
-    s.requested = end;
   }
   bundles.count_uses(prefix_uses, cache_uses, misses);
   return base::ok_status();
@@ -481,17 +500,15 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
 void ForwardPass::compute_ready(size_t rows, size_t layer) {
   Buffers::Sparse& s = buffers_->sparse;
   size_t still = 0;
-  const auto sort = [&](uint32_t i) {
-    Buffers::Active& neuron = s.active[i];
-    if (neuron.data == nullptr) neuron.data = find(s.now.units[neuron.unit].set, neuron.neuron);
+  for (size_t w = 0; w < s.waiting_count; ++w) {
+    Buffers::Active& neuron = s.active[s.waiting[w]];
+    neuron.data = find(s.now.units[neuron.unit].set, neuron.neuron);
     if (neuron.data != nullptr) {
       ++s.groups[neuron.group].ready;
     } else {
-      s.waiting[still++] = i;
+      s.waiting[still++] = s.waiting[w];
     }
-  };
-  for (size_t w = 0; w < s.waiting_count; ++w) sort(s.waiting[w]);
-  for (; s.seen < s.requested; ++s.seen) sort(static_cast<uint32_t>(s.seen));
+  }
   s.waiting_count = still;
   // As many groups at once as there are sums.
   const size_t window = s.sum_rows / rows;
@@ -524,7 +541,6 @@ void ForwardPass::list_tasks(size_t end) {
     }
     in_task += ready;
     s.tasks[s.task_count] = static_cast<uint32_t>(g + 1);
-    s.computed += ready;
   }
 }
 
@@ -542,7 +558,7 @@ void ForwardPass::compute_groups(size_t rows, size_t layer, size_t window, size_
   for (size_t i = first; i < last; ++i) {
     Buffers::Group& group = s.groups[i];
     for (uint32_t e = group.done; group.ready > 0 && e < group.end; ++e) {
-      if (s.active[e].computed || s.active[e].data == nullptr || e >= s.requested) continue;
+      if (s.active[e].computed || s.active[e].data == nullptr) continue;
       entries[count++] = e;
       __builtin_prefetch(s.active[e].data);  // The translation of its address takes longest.
       --group.ready;
@@ -613,7 +629,7 @@ void ForwardPass::add_sums(size_t rows, size_t window) {
       const size_t at = task / parts * dim + column;
       const size_t n = std::min(kSumPart, dim - column);
       for (size_t g = s.added; g < s.begun; ++g) {
-        if (s.groups[g].hot) continue;
+        if (s.groups[g].hot || s.groups[g].begin == s.groups[g].end) continue;
         context_.kernels->add_scaled(s.sums + g % window * rows * dim + at, 1, n, buffers_->projected + at);
       }
     }
