@@ -46,6 +46,11 @@ GANGLION_INLINE int load_i32(const uint8_t* p) {
   memcpy(&value, p, sizeof value);
   return value;
 }
+GANGLION_INLINE long long load_i64(const uint8_t* p) {
+  long long value;
+  memcpy(&value, p, sizeof value);
+  return value;
+}
 
 GANGLION_INLINE float half_scalar(const uint8_t* p) {
   return _cvtsh_ss(load_u16(p));

@@ -56,6 +56,23 @@ GANGLION_INLINE __m128i four_words(const uint8_t* a, const uint8_t* b, const uin
   return _mm_unpacklo_epi64(ab, cd);
 }
 
+/// The first 32 bits of eight blocks of kBytes.
+template <size_t kBytes>
+GANGLION_INLINE __m256i heads(const uint8_t* p) {
+  const uint8_t* q = p + 4 * kBytes;
+  return _mm256_set_m128i(four_words(q, q + kBytes, q + 2 * kBytes, q + 3 * kBytes),
+                          four_words(p, p + kBytes, p + 2 * kBytes, p + 3 * kBytes));
+}
+
+/// The half-precision scales at the start of eight blocks. Those of 18-byte blocks are words 0, 9, .. 63.
+template <size_t kBytes>
+GANGLION_INLINE __m256 half_scales(const uint8_t* p) {
+  if (kBytes != 18) return _mm256_cvtph_ps(_mm256_cvtepi32_epi16(heads<kBytes>(p)));
+  const __m512i pick = _mm512_castsi128_si512(_mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
+  const __m512i halves = _mm512_permutex2var_epi16(load_512(p), pick, load_512(p + 64));
+  return _mm256_cvtph_ps(_mm512_castsi512_si128(halves));
+}
+
 /// Lane r is the 32-bit word `at` bytes into row r.
 GANGLION_INLINE __m512i column_of_words(const TileRows& rows, size_t at) {
   __m128i words[4];

@@ -5,44 +5,85 @@
 namespace ganglion::kernels {
 namespace {
 
-/// A block of 32 as two vectors of floats in their order, before scaling.
-struct Block {
-  __m512 codes[2];
+/// Codes of one or two blocks of 32, in their order.
+template <size_t kBlocks>
+struct Codes {
+  __m512 of[2 * kBlocks];
 };
 
-GANGLION_INLINE Block widen(__m256i bytes) {
-  return {{_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
-           _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)))}};
+GANGLION_INLINE __m512 widen(__m128i bytes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
 struct Q4 {
   static constexpr size_t kBytes = 18;
-  GANGLION_INLINE Block load(const uint8_t* p) {
+  template <size_t kBlocks>
+  GANGLION_INLINE Codes<kBlocks> load(const uint8_t* p) {
     const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    // A permutation looks at the low four bits alone.
-    const __m512i bytes = _mm512_cvtepu8_epi32(load_128(p + 2));
-    return {
-        {_mm512_permutexvar_ps(bytes, values), _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values)}};
+    Codes<kBlocks> codes;
+    for (size_t b = 0; b < kBlocks; ++b) {
+      // A permutation looks at the low four bits alone.
+      const __m512i bytes = _mm512_cvtepu8_epi32(load_128(p + b * kBytes + 2));
+      codes.of[2 * b] = _mm512_permutexvar_ps(bytes, values);
+      codes.of[2 * b + 1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values);
+    }
+    return codes;
   }
 };
 
 struct Q6 {
   static constexpr size_t kBytes = 26;
-  GANGLION_INLINE Block load(const uint8_t* p) {
-    long long bits;
-    memcpy(&bits, p + 18, sizeof bits);
-    // Quarter k of the block takes bits 2k, 2k + 1 of the eight bytes.
-    const __m256i high = _mm256_and_si256(
-        _mm256_srlv_epi64(_mm256_set1_epi64x(bits), _mm256_setr_epi64x(0, 2, 4, 6)), _mm256_set1_epi8(3));
-    const __m256i codes = _mm256_or_si256(nibbles_16(p + 2), _mm256_slli_epi16(high, 4));
-    return widen(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)));
+  template <size_t kBlocks>
+  GANGLION_INLINE Codes<kBlocks> load(const uint8_t* p) {
+    const uint8_t* q = p + (kBlocks - 1) * kBytes;
+    const __m512i shifts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
+                                            0x0004000400040004, 0, 0);
+    const __m512i bytes =
+        _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(load_128(p + 2)), 0xff00, load_128(q + 2));
+    // Quarter k of a block takes bits 2k, 2k + 1 of its eight bytes, as bits 4 and 5.
+    const __m512i bits =
+        _mm512_rolv_epi64(_mm512_mask_set1_epi64(_mm512_set1_epi64(load_i64(p + 18)), 0xf0, load_i64(q + 18)),
+                          _mm512_setr_epi64(4, 2, 0, 62, 4, 2, 0, 62));
+    const __m512i nibbles = low_nibbles(_mm512_srlv_epi16(bytes, shifts));
+    const __m512i both = _mm512_or_si512(nibbles, _mm512_and_si512(bits, _mm512_set1_epi8(0x30)));
+    const __m512i values = _mm512_sub_epi8(both, _mm512_set1_epi8(32));
+    Codes<kBlocks> codes;
+    codes.of[0] = widen(_mm512_castsi512_si128(values));
+    codes.of[1] = widen(_mm512_extracti32x4_epi32(values, 1));
+    if constexpr (kBlocks == 2) {
+      codes.of[2] = widen(_mm512_extracti32x4_epi32(values, 2));
+      codes.of[3] = widen(_mm512_extracti32x4_epi32(values, 3));
+    }
+    return codes;
   }
 };
 
 struct Q8 {
   static constexpr size_t kBytes = 34;
-  GANGLION_INLINE Block load(const uint8_t* p) { return widen(load_256(p + 2)); }
+  template <size_t kBlocks>
+  GANGLION_INLINE Codes<kBlocks> load(const uint8_t* p) {
+    Codes<kBlocks> codes;
+    for (size_t b = 0; b < kBlocks; ++b) {
+      codes.of[2 * b] = widen(load_128(p + b * kBytes + 2));
+      codes.of[2 * b + 1] = widen(load_128(p + b * kBytes + 18));
+    }
+    return codes;
+  }
 };
+
+/// `kBlocks` blocks of `kRows` rows, in order, are added to `out`.
+template <class Type, size_t kBlocks, size_t kRows>
+GANGLION_INLINE void add_blocks(const uint8_t** rows, const float (*scales)[8], size_t b, float* out) {
+  __m512 acc[2 * kBlocks];
+  for (size_t k = 0; k < 2 * kBlocks; ++k) acc[k] = _mm512_loadu_ps(out + 16 * k);
+  for (size_t j = 0; j < kRows; ++j) {
+    const Codes<kBlocks> codes = Type::template load<kBlocks>(rows[j]);
+    for (size_t k = 0; k < 2 * kBlocks; ++k)
+      acc[k] = _mm512_fmadd_ps(_mm512_set1_ps(scales[j][b + k / 2]), codes.of[k], acc[k]);
+    rows[j] += kBlocks * Type::kBytes;
+  }
+  for (size_t k = 0; k < 2 * kBlocks; ++k) _mm512_storeu_ps(out + 16 * k, acc[k]);
+}
 
 /// `kRows` rows pass over `out` at once, in order: each block of `out` is loaded and stored once for all.
 template <class Type, size_t kRows>
@@ -55,18 +96,20 @@ GANGLION_INLINE void axpy_rows(const DownArgs& args, size_t first) {
     rows[j] = args.rows[first + j] + offset;
     later[j] = args.rows[first + kRows + j < end ? first + kRows + j : end - 1] + offset;
   }
-  for (size_t i = 0; i < args.n; i += 32) {
-    __m512 acc[2] = {_mm512_loadu_ps(args.out + i), _mm512_loadu_ps(args.out + i + 16)};
+  float scales[kRows][8];
+  size_t i = 0;
+  for (; i + 256 <= args.n; i += 256) {
     for (size_t j = 0; j < kRows; ++j) {
-      const __m512 scale = _mm512_set1_ps(args.weights[first + j] * half_scalar(rows[j]));
-      const Block block = Type::load(rows[j]);
-      for (size_t k = 0; k < 2; ++k) acc[k] = _mm512_fmadd_ps(scale, block.codes[k], acc[k]);
-      _mm_prefetch(reinterpret_cast<const char*>(later[j]), _MM_HINT_T0);
-      rows[j] += Type::kBytes;
-      later[j] += Type::kBytes;
+      const __m256 weight = _mm256_set1_ps(args.weights[first + j]);
+      _mm256_storeu_ps(scales[j], _mm256_mul_ps(weight, half_scales<Type::kBytes>(rows[j])));
+      prefetch<8 * Type::kBytes>(later[j]);
+      later[j] += 8 * Type::kBytes;
     }
-    _mm512_storeu_ps(args.out + i, acc[0]);
-    _mm512_storeu_ps(args.out + i + 16, acc[1]);
+    for (size_t b = 0; b < 8; b += 2) add_blocks<Type, 2, kRows>(rows, scales, b, args.out + i + 32 * b);
+  }
+  for (; i < args.n; i += 32) {
+    for (size_t j = 0; j < kRows; ++j) scales[j][0] = args.weights[first + j] * half_scalar(rows[j]);
+    add_blocks<Type, 1, kRows>(rows, scales, 0, args.out + i);
   }
 }
 

@@ -13,23 +13,6 @@ struct Group {
   __m256 mins;
 };
 
-/// The first 32 bits of eight blocks of kBytes.
-template <size_t kBytes>
-GANGLION_INLINE __m256i heads(const uint8_t* p) {
-  const uint8_t* q = p + 4 * kBytes;
-  return _mm256_set_m128i(four_words(q, q + kBytes, q + 2 * kBytes, q + 3 * kBytes),
-                          four_words(p, p + kBytes, p + 2 * kBytes, p + 3 * kBytes));
-}
-
-/// The half-precision scales at the start of eight blocks. Those of 18-byte blocks are words 0, 9, .. 63.
-template <size_t kBytes>
-GANGLION_INLINE __m256 half_scales(const uint8_t* p) {
-  if (kBytes != 18) return _mm256_cvtph_ps(_mm256_cvtepi32_epi16(heads<kBytes>(p)));
-  const __m512i pick = _mm512_castsi128_si512(_mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
-  const __m512i halves = _mm512_permutex2var_epi16(load_512(p), pick, load_512(p + 64));
-  return _mm256_cvtph_ps(_mm512_castsi512_si128(halves));
-}
-
 /// Scales and minima. Those of 20-byte blocks are 32-bit words 0, 5, .. 35.
 template <size_t kBytes>
 GANGLION_INLINE void half_scales_and_mins(const uint8_t* p, Group* group) {
