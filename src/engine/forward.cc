@@ -65,6 +65,7 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
   GANGLION_CHECK(mode.exact || rows.size() <= kSparseRows);
   const ModelConfig& config = *context_.config;
   const int64_t start_ns = platform::now_ns();
+  const int64_t waited_ns = wait_ns();
   single_row_ = rows.size() == 1;
   exact_ = mode.exact || context_.bundles == nullptr;
   bool wants_output = false;
@@ -125,8 +126,16 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
   if (wants_output) GANGLION_RETURN_IF_ERROR(output(rows, sink));
   context_.stream->tick();
   if (!exact_) context_.bundles->tick();
-  if (single_row_) look_ahead_.add(static_cast<double>(platform::now_ns() - start_ns));
+  if (single_row_) {
+    look_ahead_.add(static_cast<double>(platform::now_ns() - start_ns),
+                    static_cast<double>(wait_ns() - waited_ns));
+  }
   return base::ok_status();
+}
+
+int64_t ForwardPass::wait_ns() const {
+  const int64_t bundles = context_.bundles == nullptr ? 0 : context_.bundles->stats().wait_ns;
+  return context_.stream->stats().wait_ns + bundles;
 }
 
 // hidden [T][D] = rows of the embedding, read one by one (from memory where it is also the resident head).

@@ -117,6 +117,7 @@ class ForwardPass {
     return ref.present() ? context_.vectors[ref.index] : nullptr;
   }
 
+  int64_t wait_ns() const;  // for the disk, so far
   base::Status embed(std::span<const Row> rows);
   base::Status attention(std::span<const Row> rows, size_t layer);
   base::Status project_qkv(size_t rows, size_t layer);

@@ -11,7 +11,7 @@ size_t used_of(Trial& trial, size_t tokens, double with, double without) {
   for (size_t i = 0; i < tokens; ++i) {
     const bool use = trial.use();
     used += use ? 1 : 0;
-    trial.add(use ? with : without);
+    trial.add(use ? with : without, 50);
   }
   return used;
 }
@@ -34,7 +34,7 @@ TEST(Trial, DropsWhatGainsLessThanNoise) {
 TEST(Trial, IsNotDeceivedByTokensThatGetFasterAllTheWhile) {
   Trial trial;
   double ns = 200;
-  for (int i = 0; i < 20; ++i, ns *= 0.97) trial.add(trial.use() ? 1.05 * ns : ns);
+  for (int i = 0; i < 20; ++i, ns *= 0.97) trial.add(trial.use() ? 1.05 * ns : ns, 0.5 * ns);
   EXPECT_FALSE(trial.pays());
 }
 
@@ -43,9 +43,20 @@ TEST(Trial, IsNotDeceivedByAFewSlowTokens) {
   size_t used = 0;
   for (size_t i = 0; i < 1000; ++i) {
     used += trial.use() ? 1 : 0;
-    trial.add(!trial.use() && i % 8 < 3 ? 300 : trial.use() ? 104 : 100);  // Slow ones hit those without alone.
+    trial.add(!trial.use() && i % 8 < 3 ? 300
+              : trial.use()             ? 104
+                                        : 100,
+              50);  // Slow ones hit those without alone.
   }
   EXPECT_LT(used, 100U);
+}
+
+TEST(Trial, IsNotMadeWhereThereIsNothingToGain) {
+  Trial trial;
+  for (size_t i = 0; i < 1000; ++i) {
+    EXPECT_FALSE(trial.use());
+    trial.add(100, 5);
+  }
 }
 
 TEST(Trial, FollowsAChange) {

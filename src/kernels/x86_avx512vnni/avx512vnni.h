@@ -13,6 +13,8 @@ const MatmulFn* avx512vnni_gemm_small();
 const MatmulFn* avx512vnni_gemm_super();
 /// By DownType, null for types of floats.
 const DownAxpyFn* avx512vnni_down();
+/// Replaces the products with rows of the KV cache.
+void avx512vnni_set_kv(KernelTable* table);
 
 /// Needs AVX-512 F, BW, DQ, VL and VNNI, and what avx2_table() needs.
 const KernelTable& avx512vnni_table();

@@ -19,6 +19,7 @@ KernelTable make_table() {
   for (size_t type = 0; type < kDownTypes; ++type) {
     if (avx512vnni_down()[type]) table.down_axpy[type] = avx512vnni_down()[type];
   }
+  avx512vnni_set_kv(&table);
   return table;
 }
 
