@@ -296,6 +296,67 @@ void write_mixed(const std::string& first, const std::string& rest, const std::s
   ASSERT_TRUE(writer.finish().ok());
 }
 
+// `path`: the model with `times` as many neurons, the same over and over.
+void write_wide(const std::string& model, uint32_t times, const std::string& path) {
+  const format::GgufModel source = format::GgufModel::open(model).take();
+  format::GgufWriter writer(path, 4096);
+  for (const auto& [key, value] : source.metadata().values()) {
+    if (key == "general.alignment") continue;
+    if (key == "llama.feed_forward_length") {
+      writer.add_uint(key, times * static_cast<uint32_t>(source.metadata().uint_required(key).take()));
+    } else {
+      writer.add_value(key, value);
+    }
+  }
+  const auto repeats = [&](const format::TensorInfo& t, const char* kind) {
+    return t.name.find(kind) != std::string::npos ? times : 1;
+  };
+  for (const format::TensorInfo& t : source.tensors()) {
+    std::vector<uint64_t> dims(t.dims, t.dims + t.dim_count);
+    dims[0] *= repeats(t, "ffn_down");
+    if (dims.size() > 1) dims[1] *= repeats(t, "ffn_gate.") * repeats(t, "ffn_up.");
+    writer.add_tensor(t.name, t.type, dims);
+  }
+  ASSERT_TRUE(writer.begin_data().ok());
+  for (const format::TensorInfo& t : source.tensors()) {
+    const std::vector<uint8_t> bytes = bytes_of(source, t);
+    const size_t row = bytes.size() / (t.dim_count > 1 ? t.dims[1] : 1);
+    std::vector<uint8_t> wide;
+    for (uint32_t i = 0; i < repeats(t, "ffn_gate.") * repeats(t, "ffn_up."); ++i) {
+      for (size_t at = 0; at < bytes.size(); at += row) {
+        for (uint32_t k = 0; k < repeats(t, "ffn_down"); ++k)
+          wide.insert(wide.end(), bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                      bytes.begin() + static_cast<std::ptrdiff_t>(at + row));
+      }
+    }
+    ASSERT_TRUE(writer.write(wide).ok());
+  }
+  ASSERT_TRUE(writer.finish().ok());
+}
+
+// More groups of neurons than passes of many rows have sums for, of all three sizes.
+TEST(PackModel, ManyGroupsOfNeuronsAddUp) {
+  const Folder folder;
+  const std::string wide = folder.file("wide.gguf");
+  write_wide(fixture("llama-fatrelu-f32"), 12, wide);
+  pack(wide, folder.file("m.gguf"), 0, "f32");
+  const std::vector<float> source = logits_of(wide, {});
+  const std::vector<float> sparse = logits_of(folder.file("m.gguf"), {});
+  ASSERT_EQ(source.size(), sparse.size());
+  for (size_t i = 0; i < source.size(); ++i) ASSERT_NEAR(source[i], sparse[i], 3e-3);
+  for (const char* memory : {"min", "1G"}) {
+    expect_same_bits(sparse, logits_of(folder.file("m.gguf"), {.memory = memory, .threads = 3}), "threads");
+    expect_same_bits(sparse, logits_of(folder.file("m.gguf"), {.memory = memory, .generated_at_once = 12}),
+                     "twelve rows at once");
+  }
+  pack(wide, folder.file("predicted.gguf"), 32, "q6");
+  const std::vector<float> predicted = logits_of(folder.file("predicted.gguf"), {});
+  for (const char* memory : {"min", "1G"})
+    expect_same_bits(predicted,
+                     logits_of(folder.file("predicted.gguf"), {.memory = memory, .generated_at_once = 12}),
+                     "predicted");
+}
+
 TEST(PackModel, LayersWithAndWithoutPredictorsMix) {
   const Folder folder;
   pack(fixture("llama-relu-q4_0"), folder.file("gates.gguf"), 0, "q6");

@@ -133,4 +133,21 @@ struct ForwardPass::Buffers {
   void sort_by_expert(size_t experts, size_t entries);
 };
 
+// Calls body(begin, end) for all tasks on all threads, up to `at_once` at a time. Handing prepared reads to
+// the kernel takes its time: this thread does that first, while the others work. (The same thread submits and
+// polls: the kernel then need not interrupt another one at each completion.)
+template <typename Body>
+void ForwardPass::submit_beside(size_t tasks, size_t at_once, Body&& body) {
+  bool to_submit = context_.bundles->has_prepared();
+  const auto submit = [&] {
+    if (to_submit) context_.bundles->submit();
+    to_submit = false;
+  };
+  context_.threads->parallel_for_runs(tasks, at_once, [&](size_t begin, size_t end, int thread) {
+    if (thread == 0) submit();
+    body(begin, end);
+  });
+  submit();
+}
+
 }  // namespace ganglion::engine

@@ -21,7 +21,6 @@ namespace ganglion::engine {
 using base::Status;
 using model::BundleRef;
 using model::LayerWeights;
-using model::MatrixRef;
 using model_config::ModelConfig;
 
 namespace {
@@ -45,23 +44,6 @@ void prefetch(const uint8_t* data, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at);
 }
 }  // namespace
-
-// Calls body(begin, end) for all tasks on all threads, up to `at_once` at a time. Handing prepared reads to
-// the kernel takes its time: this thread does that first, while the others work. (The same thread submits and
-// polls: the kernel then need not interrupt another one at each completion.)
-template <typename Body>
-void ForwardPass::submit_beside(size_t tasks, size_t at_once, Body&& body) {
-  bool to_submit = context_.bundles->has_prepared();
-  const auto submit = [&] {
-    if (to_submit) context_.bundles->submit();
-    to_submit = false;
-  };
-  context_.threads->parallel_for_runs(tasks, at_once, [&](size_t begin, size_t end, int thread) {
-    if (thread == 0) submit();
-    body(begin, end);
-  });
-  submit();
-}
 
 // projected [S][D] = sum over predicted neurons, ascending, of act(gate x) * (up x) * down row.
 Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
@@ -127,69 +109,6 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
     if (mask == 0) continue;
     s.now.units[s.now.unit_count++] = {.expert = e, .set = context_.bundles->set_of(layer, e), .rows = mask};
   }
-}
-
-// scores [U][S][F] of the predictor on x for neurons from `first` on, or, without one, the gates of all.
-Status ForwardPass::predict(const Prediction& p, const ActivationRows& x, size_t rows, size_t layer,
-                            size_t first) {
-  const LayerWeights& w = context_.weights->layers[layer];
-  const BundleRef& bundle = w.bundle;
-  const bool predicted = bundle.predict_low.present();
-  const MatrixRef& matrix = predicted ? bundle.predict_low : bundle.gates;
-  products_.clear();
-  for (size_t u = 0; u < p.unit_count; ++u) {
-    products_.push_back({.matrix = &matrix,
-                         .slice = p.units[u].expert,
-                         .x = &x,
-                         .tokens = rows,
-                         .out = (predicted ? p.low : p.scores) + u * p.rows * matrix.rows,
-                         .out_stride = matrix.rows});
-  }
-  GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
-  if (bundle.rectified) {
-    for (size_t i = 0; i < p.unit_count * p.rows * matrix.rows; ++i) p.low[i] = std::max(p.low[i], 0.0F);
-  }
-  return predicted ? score(p, rows, layer, first) : base::ok_status();
-}
-
-// scores [U][S][F] of neurons from `first` on: sum over the rank of low [U][S][rank] times predict_out
-// [E][rank][F].
-Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t first) {
-  const BundleRef& bundle = context_.weights->layers[layer].bundle;
-  const uint8_t** rank_rows = buffers_->sparse.rank_rows;
-  const size_t neurons = bundle.rows.rows;
-  const size_t tiles = base::ceil_div(neurons - first, Buffers::kNeuronTile);
-  const auto type =
-      bundle.predict_out.type == base::TensorType::kQ4_0 ? kernels::DownType::kQ4 : kernels::DownType::kQ8;
-  const size_t row_bytes = kernels::down_row_bytes(type, neurons);
-  const kernels::DownAxpyFn add = context_.kernels->down_axpy[static_cast<size_t>(type)];
-  for (size_t u = 0; u < p.unit_count; ++u) {
-    for (size_t t = 0; t < rows; ++t)
-      std::fill_n(p.scores + (u * p.rows + t) * neurons + first, neurons - first, 0.0F);
-    // Rows of the rank ascend through the blocks; each is there, or waited for.
-    const neuron_store::BlockRange range = context_.multiplier->blocks(bundle.predict_out, p.units[u].expert);
-    size_t k = 0;
-    for (neuron_store::BlockId id = range.begin; id < range.end; ++id) {
-      const uint8_t* data;
-      while ((data = context_.stream->try_pin(id)) == nullptr)
-        GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
-      const size_t count = context_.store->block(id).row_count;
-      for (size_t i = 0; i < count; ++i) rank_rows[i] = data + i * row_bytes;
-      submit_beside(rows * tiles, 1, [&](size_t task, size_t) {
-        const size_t t = task / tiles;
-        const size_t at = first + task % tiles * Buffers::kNeuronTile;
-        add({.weights = p.low + (u * p.rows + t) * bundle.predict_low.rows + k,
-             .rows = rank_rows,
-             .count = count,
-             .begin = at,
-             .n = std::min(Buffers::kNeuronTile, neurons - at),
-             .out = p.scores + (u * p.rows + t) * neurons + at});
-      });
-      context_.stream->unpin(id);
-      k += count;
-    }
-  }
-  return base::ok_status();
 }
 
 // active: the neurons that are predicted, or whose gates are open, ascending, with their bundles where they
@@ -320,73 +239,6 @@ Status ForwardPass::request_missing() {
     }
   }
   bundles.count_uses(prefix_uses, cache_uses, misses);
-  return base::ok_status();
-}
-
-// Whether the next layer's router and predictors are in memory: else they would come out of the pass's order.
-bool ForwardPass::can_look_ahead(size_t layer) const {
-  const ModelConfig& config = *context_.config;
-  if (context_.sparse_parts < SparseParts::kAll || layer >= config.layers.size()) return false;
-  const LayerWeights& w = context_.weights->layers[layer];
-  if (!w.bundle.predict_low.present() || (config.layers[layer].moe && config.moe.router_before_attention))
-    return false;
-  const auto resident = [&](const MatrixRef& matrix) {
-    for (uint32_t slice = 0; matrix.present() && slice < matrix.slices; ++slice) {
-      const neuron_store::BlockRange range = context_.multiplier->blocks(matrix, slice);
-      for (neuron_store::BlockId id = range.begin; id < range.end; ++id) {
-        if (!context_.stream->is_resident(id)) return false;
-      }
-    }
-    return true;
-  };
-  return resident(w.bundle.predict_low) && resident(w.bundle.predict_out) &&
-         (!config.layers[layer].moe || resident(w.router));
-}
-
-// Guesses the next layer's experts and neurons from the present hidden state, which misses only the present
-// layer's FFN (PowerInfer-2 and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind
-// what is needed now.
-Status ForwardPass::predict_ahead(size_t layer) {
-  if (!single_row_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
-  const LayerWeights& w = context_.weights->layers[layer];
-  neuron_stream::BundleStream& bundles = *context_.bundles;
-  Prediction& p = buffers_->sparse.ahead;
-  GANGLION_RETURN_IF_ERROR(guess_units(layer, &p));
-  const uint32_t neurons = w.bundle.rows.rows;
-  uint32_t least = neurons;
-  for (size_t u = 0; u < p.unit_count; ++u) least = std::min(least, bundles.prefix(p.units[u].set).rows);
-  if (least == neurons) return base::ok_status();
-  GANGLION_RETURN_IF_ERROR(predict(p, buffers_->ahead, 1, layer, base::round_down(least, 32)));
-  Buffers::Sparse& s = buffers_->sparse;
-  for (size_t u = 0; u < p.unit_count; ++u) {
-    const float* threshold = vector(w.bundle.threshold) + size_t{p.units[u].expert} * neurons;
-    const float* scores = p.scores + u * neurons;
-    size_t count = 0;
-    for (uint32_t n = bundles.prefix(p.units[u].set).rows; n < neurons; ++n) {
-      s.wanted[count] = n;
-      count += scores[n] > threshold[n] ? 1 : 0;
-    }
-    if (bundles.request_ahead(p.units[u].set, {s.wanted, count}) < count) break;
-  }
-  return base::ok_status();
-}
-
-// ahead [1][D], as the next layer's FFN would read it, and the experts that its router chooses for it.
-Status ForwardPass::guess_units(size_t layer, Prediction* p) {
-  const ModelConfig& config = *context_.config;
-  const LayerWeights& w = context_.weights->layers[layer];
-  guess_input(layer, forms_of({&w.router, &w.bundle.predict_low}));
-  if (!config.layers[layer].moe) {
-    p->unit_count = 1;
-    p->units[0] = {.expert = 0, .set = context_.bundles->set_of(layer, 0), .rows = 1};
-    return base::ok_status();
-  }
-  GANGLION_RETURN_IF_ERROR(guess_experts(layer));
-  p->unit_count = config.moe.used_count;
-  for (size_t i = 0; i < p->unit_count; ++i) {
-    const uint32_t expert = buffers_->ahead_routed[i].expert;
-    p->units[i] = {.expert = expert, .set = context_.bundles->set_of(layer, expert), .rows = 1};
-  }
   return base::ok_status();
 }
 

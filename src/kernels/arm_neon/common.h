@@ -107,7 +107,7 @@ GANGLION_INLINE void prefetch(const uint8_t* p) {
 /// What is asked for while row r is computed for `tokens`: null or a row. Scattered rows are too short for
 /// the hardware prefetcher to notice, and the next one would come too late.
 GANGLION_INLINE const uint8_t* ahead_of(const MatmulArgs& args, size_t r, int tokens) {
-  if (args.scattered) return r + 2 < args.rows ? args.scattered[r + 2] : nullptr;
+  if (args.scattered) return r + 2 < args.rows + args.more ? args.scattered[r + 2] : nullptr;
   return tokens == 1 ? args.row(r) + kPrefetchBytes : nullptr;
 }
 

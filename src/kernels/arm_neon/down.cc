@@ -82,10 +82,11 @@ template <class Type, size_t kRows>
 GANGLION_INLINE void axpy_rows(const DownArgs& args, size_t first) {
   const size_t offset = args.begin / 32 * Type::kBytes;
   const uint8_t* rows[kRows];
+  const size_t end = args.count + args.more;
   const uint8_t* later[kRows];  // The rows after these: their bytes are asked for meanwhile.
   for (size_t j = 0; j < kRows; ++j) {
     rows[j] = args.rows[first + j] + offset;
-    later[j] = args.rows[first + kRows + j < args.count ? first + kRows + j : args.count - 1] + offset;
+    later[j] = args.rows[first + kRows + j < end ? first + kRows + j : end - 1] + offset;
   }
   for (size_t i = 0; i < args.n; i += 32) {
     float32x4_t acc[8];
