@@ -27,7 +27,8 @@ class Trial {
       decide();
       trying_ = false;
     } else {
-      trying_ = pays_ || most_saved_ > kWorthTrying * all_ns_;
+      trying_ = !tried_ || pays_ || most_saved_ > kWorthTrying * all_ns_;
+      tried_ = true;
     }
     count_ = 0;
     all_ns_ = most_saved_ = 0;
@@ -54,6 +55,7 @@ class Trial {
   }
 
   bool trying_ = false;
+  bool tried_ = false;
   bool pays_ = false;
   size_t count_ = 0;  // Tokens since this trial, or the rest after it, began.
   size_t keep_ = kFirstLook;
