@@ -351,6 +351,7 @@ TEST(PackModel, ManyGroupsOfNeuronsAddUp) {
   }
   pack(wide, folder.file("predicted.gguf"), 32, "q6");
   const std::vector<float> predicted = logits_of(folder.file("predicted.gguf"), {});
+  expect_same_bits(predicted, logits_of(folder.file("predicted.gguf"), {.threads = 1}), "one thread");
   for (const char* memory : {"min", "1G"})
     expect_same_bits(predicted,
                      logits_of(folder.file("predicted.gguf"), {.memory = memory, .generated_at_once = 12}),
