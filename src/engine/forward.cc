@@ -94,6 +94,7 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
         buffers_->normed.store_forms(*context_.kernels, forms_of({&w.router}), i, config.dim);
       });
       GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
+      GANGLION_RETURN_IF_ERROR(read_routed(rows.size(), layer));
     }
 
     // h += attention(norm(h))

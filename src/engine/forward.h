@@ -137,6 +137,8 @@ class ForwardPass {
   };
   void add_gate_up(const GateUp& from);
   base::Status route(size_t rows, size_t layer);
+  base::Status read_routed(size_t rows, size_t layer);
+  void begin_experts(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
   void report_routing(size_t rows, size_t layer);

@@ -77,13 +77,12 @@ Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t
   return base::ok_status();
 }
 
-// Whether the next layer's router and predictors are in memory: else they would come out of the pass's order.
+// Whether the layer's router and predictors are in memory: else they would come out of the pass's order.
 bool ForwardPass::can_look_ahead(size_t layer) const {
   const ModelConfig& config = *context_.config;
   if (context_.sparse_parts < SparseParts::kAll || layer >= config.layers.size()) return false;
   const LayerWeights& w = context_.weights->layers[layer];
-  if (!w.bundle.predict_low.present() || (config.layers[layer].moe && config.moe.router_before_attention))
-    return false;
+  if (!w.bundle.predict_low.present()) return false;
   const auto resident = [&](const MatrixRef& matrix) {
     for (uint32_t slice = 0; matrix.present() && slice < matrix.slices; ++slice) {
       const neuron_store::BlockRange range = context_.multiplier->blocks(matrix, slice);
@@ -99,7 +98,8 @@ bool ForwardPass::can_look_ahead(size_t layer) const {
 
 // Guesses the next layer's experts and neurons from the present hidden state, which misses only the present
 // layer's FFN (PowerInfer-2 and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind
-// what is needed now.
+// what is needed now. Where experts are known before attention, `layer` is the present one: its attention is
+// missed.
 Status ForwardPass::predict_ahead(size_t layer) {
   if (!single_row_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
   const LayerWeights& w = context_.weights->layers[layer];
@@ -135,10 +135,11 @@ Status ForwardPass::guess_units(size_t layer, Prediction* p) {
     p->units[0] = {.expert = 0, .set = context_.bundles->set_of(layer, 0), .rows = 1};
     return base::ok_status();
   }
-  GANGLION_RETURN_IF_ERROR(guess_experts(layer));
+  const bool known = config.moe.router_before_attention;
+  if (!known) GANGLION_RETURN_IF_ERROR(guess_experts(layer));
   p->unit_count = config.moe.used_count;
   for (size_t i = 0; i < p->unit_count; ++i) {
-    const uint32_t expert = buffers_->ahead_routed[i].expert;
+    const uint32_t expert = (known ? buffers_->routed : buffers_->ahead_routed)[i].expert;
     p->units[i] = {.expert = expert, .set = context_.bundles->set_of(layer, expert), .rows = 1};
   }
   return base::ok_status();

@@ -40,9 +40,15 @@ class Packs(Cli):
         self.assertEqual(answer(out, "--mem", "min", "--no-io-uring", "--draft", "off"), sparse)
 
     def test_experts_are_read_ahead_and_answer_the_same(self):
+        self.read_ahead("--shape", "tiny", "--experts", "4", "--experts-used", "2", "--layers", "6")
+
+    def test_experts_known_before_attention_are_read_meanwhile(self):
+        self.read_ahead("--shape", "smallthinker-4b", "--experts", "4", "--experts-used", "2", "--layers", "6", "--dim", "256",
+                        "--heads", "4", "--head-dims", "64", "--vocab", "512")
+
+    def read_ahead(self, *shape):
         model, out = os.path.join(self.dir, "moe.gguf"), os.path.join(self.dir, "moe.pack.gguf")
-        subprocess.run([os.environ["GANGLION_SYNTHESIZE"], "--shape", "tiny", "--experts", "4", "--experts-used", "2", "--layers", "6",
-                        "--activation", "relu", "--tokens", "0", "-o", model], check=True, capture_output=True)
+        subprocess.run([os.environ["GANGLION_SYNTHESIZE"], *shape, "--activation", "relu", "--tokens", "0", "-o", model], check=True, capture_output=True)
         done = ganglion("pack", "-m", model, "-o", out, "--random-tokens", "--tokens", "600", "--rank", "32")
         self.assertEqual(done.returncode, 0, done.stderr)
 
