@@ -25,6 +25,9 @@ struct PackOptions {
   size_t tokens = 4096;          ///< at most so many.
   /// Type of the transposed down rows: q4, q6, q8, f16 or f32; auto: q6, q8 or f16, as the source.
   std::string down = "auto";
+  /// Leaves out the down matrices as the source has them: a smaller file, whose prompts and exact passes use
+  /// the transposed rows.
+  bool slim = false;
   /// Of the predictors, a multiple of 32; 0: none, all gates are computed. Not given: 192 in layers where
   /// that makes less to read and compute, 0 in the others.
   std::optional<uint32_t> rank;

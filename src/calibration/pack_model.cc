@@ -289,6 +289,7 @@ class Packer {
     }
     writer->add_uint("ganglion.pack.version", 2);
     writer->add_string("ganglion.pack.down", down_);
+    if (options_.slim) writer->add_bool("ganglion.pack.slim", true);
     writer->add_uint("ganglion.pack.calibration_tokens",
                      static_cast<uint32_t>(calibration_->header().tokens));
     writer->add_float(kRecallKey, static_cast<float>(options_.recall));
@@ -322,7 +323,7 @@ class Packer {
     for (const TensorInfo& tensor : source_->file().tensors()) {
       const bool bundled = std::any_of(layers_.begin(), layers_.end(), [&](const PackedLayer& layer) {
         return layer.ffn.gate == &tensor || layer.ffn.up == &tensor || layer.ffn.mlp_low == &tensor ||
-               layer.ffn.mlp_out == &tensor;
+               layer.ffn.mlp_out == &tensor || (options_.slim && layer.ffn.down == &tensor);
       });
       if (!bundled) kept.push_back(&tensor);
     }
@@ -411,13 +412,15 @@ class Packer {
   calibration::PackJudge make_judge(const format::GgufWriter& writer) const {
     EngineOptions engine;
     engine.model_path = writer.part_path();
+    const std::string& exact = options_.slim ? options_.model_path : engine.model_path;
     engine.memory = options_.memory;
     engine.threads = options_.threads;
     engine.isa = options_.isa;
     engine.context = kWindow;
     engine.overrides = options_.overrides;
     const size_t slash = options_.output_path.rfind('/');
-    return {engine, judged_, slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
+    return {engine,    exact,
+            judged_,   slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
             progress_, context_};
   }
 

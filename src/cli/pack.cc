@@ -148,6 +148,9 @@ void register_pack(CLI::App& app, CommandBody* body) {
           "--down", o.down,
           "Type of the transposed down rows: auto (q6, q8 or f16, by the source), q4, q6, q8, f16, f32")
       ->capture_default_str();
+  command->add_flag("--slim", o.slim,
+                    "Leave out the down matrices as they are in the model: a smaller pack, whose prompts are "
+                    "slower and use the transposed down rows");
   bounded(
       command->add_option("--rank", o.rank,
                           "Rank of the predictors, a multiple of 32; 0: none, exact (default: by layer, 192 "

@@ -233,8 +233,9 @@ class ForwardPass {
   std::unique_ptr<model::Rope> rope_;
   std::unique_ptr<model::Rope> rope_local_;
   Trial look_ahead_;
-  bool single_row_ = false;  // this pass decodes one token
-  bool exact_ = true;        // this pass takes all neurons
+  bool single_row_ = false;   // this pass decodes one token
+  bool exact_ = true;         // this pass takes all neurons, by their matrices
+  bool all_neurons_ = false;  // ...by their bundles, of a slim pack
   RoutingSink* routing_sink_ = nullptr;
   std::vector<uint32_t> reported_;  // [used]: experts of one row, for routing_sink_
   std::vector<Product> products_;

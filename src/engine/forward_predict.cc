@@ -101,7 +101,7 @@ bool ForwardPass::can_look_ahead(size_t layer) const {
 // what is needed now. Where experts are known before attention, `layer` is the present one: its attention is
 // missed.
 Status ForwardPass::predict_ahead(size_t layer) {
-  if (!single_row_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
+  if (!single_row_ || all_neurons_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
   const LayerWeights& w = context_.weights->layers[layer];
   neuron_stream::BundleStream& bundles = *context_.bundles;
   Prediction& p = buffers_->sparse.ahead;
