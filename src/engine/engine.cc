@@ -293,6 +293,11 @@ class EngineImpl final : public Engine {
     }
     return all;
   }
+  void set_recall_sink(std::vector<NeuronRecall>* layers) override {
+    const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    GANGLION_CHECK(runtime_->loaded());
+    runtime_->forward().set_recall_sink(layers);
+  }
   void set_routing_sink(RoutingSink* sink) override {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());
     GANGLION_CHECK(runtime_->loaded());

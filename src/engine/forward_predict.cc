@@ -1,6 +1,8 @@
 // Which neurons of a packed layer a token is likely to use: the scores of predictors, for the present layer
 // and, while that pays, for the next one, whose bundles are then read ahead.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 #include "engine/forward_buffers.h"
 
@@ -75,6 +77,43 @@ Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t
     }
   }
   return base::ok_status();
+}
+
+void ForwardPass::set_recall_sink(std::vector<NeuronRecall>* layers) {
+  recall_ = layers;
+  if (layers != nullptr) layers->resize(context_.config->layers.size());
+}
+
+// Counts what fired and what of it was predicted, and takes back what was not.
+void ForwardPass::count_found(size_t layer, std::span<const uint32_t> entries) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  const Buffers::Sparse& s = buffers_->sparse;
+  NeuronRecall seen;
+  for (const uint32_t entry : entries) {
+    const Buffers::Active& neuron = s.active[entry];
+    const size_t number = s.now.units[neuron.unit].expert * bundle.rows.rows + neuron.neuron;
+    const float threshold = vector(bundle.threshold)[number];
+    for (uint32_t left = neuron.rows; left != 0; left &= left - 1) {
+      const auto t = static_cast<size_t>(std::countr_zero(left));
+      float& value = s.values[entry * s.rows + t];
+      const double mass = std::abs(static_cast<double>(value));
+      const bool predicted =
+          s.now.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron] > threshold;
+      seen.fired += value != 0 ? 1 : 0;
+      seen.mass += mass;
+      seen.predicted += predicted ? 1 : 0;
+      seen.found += predicted && value != 0 ? 1 : 0;
+      seen.found_mass += predicted ? mass : 0;
+      if (!predicted) value = 0;
+    }
+  }
+  const std::lock_guard<std::mutex> turn(recall_mutex_);
+  NeuronRecall& sum = (*recall_)[layer];
+  sum.fired += seen.fired;
+  sum.found += seen.found;
+  sum.predicted += seen.predicted;
+  sum.mass += seen.mass;
+  sum.found_mass += seen.found_mass;
 }
 
 // Whether the layer's router and predictors are in memory: else they would come out of the pass's order.

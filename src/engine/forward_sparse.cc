@@ -113,8 +113,8 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   }
 }
 
-// active: the neurons that are predicted, or whose gates are open, or (in passes that take all neurons) all
-// that can contribute, ascending, with their bundles where they are in memory.
+// active: the neurons that are predicted, or whose gates are open, or (in passes that take all neurons, and
+// where recall is measured) all that can contribute, ascending, with their bundles where they are in memory.
 void ForwardPass::list_active(size_t rows, size_t layer) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
@@ -139,7 +139,8 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     const size_t begin = unit.hot_here && !predicted ? first : hot_end;
     const size_t end = unit.cold_here ? last : hot_end;
     // Gates that are known to be closed contribute nothing, where none are left out.
-    const bool all = all_neurons_ && (predicted || bundle.gate_threshold.present());
+    const bool all =
+        (all_neurons_ && (predicted || bundle.gate_threshold.present())) || (recall_ != nullptr && predicted);
     if (all && begin < end) std::fill(masks + begin, masks + end, unit.rows);
     for (size_t t = 0; t < rows && !all; ++t) {
       const uint32_t bit = 1U << t & unit.rows;
@@ -256,6 +257,7 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
   const size_t count = known ? take_gates(rows, layer, entries, gates, open)
                              : compute_gates(rows, layer, entries, gates, open);
   compute_ups(rows, layer, {open, count});
+  if (recall_ != nullptr && !known && !all_neurons_) count_found(layer, entries);
   for (const uint32_t entry : entries) buffers_->sparse.active[entry].computed = true;
 }
 

@@ -78,6 +78,16 @@ class Packs(Cli):
                         "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         found = json.loads(done.stdout)
+        for layer in found["layers"]:
+            self.assertGreater(layer["mass_recall"], 0.97)
+            self.assertLess(layer["recall"], 1)
+            self.assertGreater(layer["over_prediction"], 1)
+        # Measuring takes all neurons, but what was not predicted contributes nothing.
+        plain = json.loads(ganglion("perplexity", "-m", out, "--against", MODEL, "-f", text, "-c", "64", "--chunks", "4", "-q",
+                                    "--json", "--no-recall", "--mem", "min").stdout)
+        self.assertNotIn("layers", plain)
+        for key in ("kl_divergence", "perplexity", "same_top"):
+            self.assertEqual(plain[key], found[key])
         self.assertGreater(found["kl_divergence"], 0)
         self.assertLess(found["kl_divergence"], 1)
         self.assertGreater(found["same_top"], 0.5)
