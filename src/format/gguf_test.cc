@@ -59,7 +59,9 @@ TEST(Gguf, KnowsPowerInfersMagicAndNoOther) {
     const auto model = GgufModel::open(copy.string());
     const bool known = std::string(magic) == "PWRI";
     EXPECT_EQ(model.ok(), known) << magic;
-    if (known) EXPECT_TRUE(model.value().powerinfer());
+    if (known) {
+      EXPECT_TRUE(model.value().powerinfer());
+    }
   }
   fs::remove(copy);
 }
