@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 
+#include "calibration/opt_for_test.h"
 #include "format/gguf.h"
 #include "format/gguf_writer.h"
 #include "ganglion/engine.h"
@@ -32,7 +33,36 @@ class Folder {
   fs::path path_;
 };
 
+// Models that are written when they are first asked for.
+class Written {
+ public:
+  ~Written() {
+    if (!path_.empty()) fs::remove_all(path_);
+  }
+  std::string opt(const std::string& name) {
+    if (path_.empty()) {
+      path_ = fs::temp_directory_path() / ("ganglion_pack_test_models_" + std::to_string(::getpid()));
+      fs::create_directories(path_);
+    }
+    const fs::path path = path_ / (name + ".gguf");
+    const bool q4 = name.find("q4_0") != std::string::npos;
+    const base::TensorType type = q4 ? base::TensorType::kQ4_0 : base::TensorType::kF32;
+    const fs::path vocabulary = fs::path(GANGLION_FIXTURES) / "models" / "llama-fatrelu-f32.gguf";
+    const bool biased = name.find("unbiased") == std::string::npos;
+    if (!fs::exists(path)) {
+      const Status status = calibration::OptForTest::write(vocabulary, type, path, biased);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    return path.string();
+  }
+
+ private:
+  fs::path path_;
+};
+
 std::string fixture(const std::string& name) {
+  static Written written;
+  if (name.rfind("opt-", 0) == 0) return written.opt(name);
   const fs::path own = fs::path(GANGLION_FIXTURES) / "models" / (name + ".gguf");
   if (fs::exists(own)) return own.string();
   const fs::path shared = fs::path(GANGLION_SHARED_FIXTURES) / "models" / (name + ".gguf");
@@ -239,7 +269,8 @@ TEST(PackModel, AsManySiluActivationsAreLeftOutAsTheDivergenceAllows) {
 INSTANTIATE_TEST_SUITE_P(Models, Pack,
                          testing::Values("llama-relu-q4_0", "llama-relu-q4_k_m", "llama-drelu-q4_0",
                                          "llama-relu-f32", "llama-drelu-f32", "llama-fatrelu-f32",
-                                         "smallthinker-f32", "smallthinker-q8_0"),
+                                         "smallthinker-f32", "smallthinker-q8_0", "opt-f32", "opt-q4_0",
+                                         "opt-unbiased-f32"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -517,6 +548,7 @@ TEST(PackModel, DefaultsStayNearExactPasses) {
   } models[] = {{"llama-relu-f32", 0.98, "f16"},
                 {"llama-drelu-f32", 0.98, "f16"},
                 {"smallthinker-f32", 0.98, "f16"},
+                {"opt-f32", 0.98, "f16"},
                 {"llama-relu-q4_0", 0.93, "q6"}};
   for (const auto& expected : models) {
     const std::string model = fixture(expected.name);

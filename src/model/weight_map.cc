@@ -224,9 +224,10 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
   if (c.fused_gate_up) {
     w->gate_up = m.matrix(p + "ffn_up" + s + ".weight", 2 * ffn, c.dim, 1, kKeys);
   } else {
-    if (c.ungated) {
+    const bool bundled = w->bundle.present() && s.empty();
+    if (c.ungated && !bundled) {
       w->gate = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
-    } else if (!w->bundle.present() || !s.empty()) {
+    } else if (!bundled) {
       w->gate = m.matrix(p + "ffn_gate" + s + ".weight", ffn, c.dim, 1, kKeys);
       w->up = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
     }
