@@ -31,6 +31,8 @@ class LayerCounter {
     result_.fired.assign(kBatchCount * ffn_.experts * ffn_.neurons, 0);
     result_.squares.assign(ffn_.dim, 0);
     result_.routed.assign(ffn_.experts, 0);
+    GANGLION_ASSIGN_OR_RETURN(bias_, source_.read_bias(ffn_));
+    bias_.resize(ffn_.neurons, 0);
     for (uint32_t e = 0; e < ffn_.experts; ++e) {
       GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.gate, e, &gate_));
       if (source_.rectified_up()) GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.up, e, &up_));
@@ -105,8 +107,8 @@ class LayerCounter {
     const float threshold = source_.config().ffn_threshold;
     const Activations gate_x(source_.kernels(), source_.threads(), ffn_.gate->type, rows_.size(), ffn_.dim,
                              inputs, ffn_.dim);
-    const Activations up_x(source_.kernels(), source_.threads(), ffn_.up->type, both ? rows_.size() : 0,
-                           ffn_.dim, inputs, ffn_.dim);
+    const Activations up_x(source_.kernels(), source_.threads(), (both ? ffn_.up : ffn_.gate)->type,
+                           both ? rows_.size() : 0, ffn_.dim, inputs, ffn_.dim);
     Rows gate(rows_.size(), kNeuronBlock);
     Rows up(both ? rows_.size() : 0, kNeuronBlock);
     for (size_t first = 0; first < ffn_.neurons; first += kNeuronBlock) {
@@ -117,7 +119,7 @@ class LayerCounter {
         for (size_t i = 0; i < rows_.size(); ++i) {
           const uint64_t bit = uint64_t{1} << rows_[i] % 64;
           for (size_t n = begin; n < end; ++n) {
-            if (gate[i][n] > threshold && (!both || up[i][n] > 0))
+            if (gate[i][n] + bias_[first + n] > threshold && (!both || up[i][n] > 0))
               bits_[(first + n) * words_ + rows_[i] / 64] |= bit;
           }
         }
@@ -144,6 +146,7 @@ class LayerCounter {
   size_t words_;  // of a neuron's bits, one more than they fill
   LayerStatistics result_;
   std::vector<uint8_t> gate_, up_;
+  std::vector<float> bias_;     // [F]
   std::vector<uint64_t> bits_;  // [F][words]: by token, whether it fires the neuron
   LayerSamples part_;           // of tokens [begin, end)
   size_t begin_ = 0;

@@ -9,6 +9,7 @@
 
 #include "accelerator/self_test.h"
 #include "accelerator/sim.h"
+#include "calibration/opt_for_test.h"
 #include "engine/open_with_device.h"
 #include "ganglion/engine.h"
 #include "ganglion/pack.h"
@@ -25,13 +26,19 @@ std::string fixture(const std::string& name) {
   return (fs::path(GANGLION_FIXTURES) / "models" / (name + ".gguf")).string();
 }
 
-// A model of the fixtures as a pack, removed in the end.
+// A model of the fixtures, or an OPT made here, as a pack, removed in the end.
 class TestPack {
  public:
   explicit TestPack(const std::string& model, uint32_t rank, const std::string& sparsify = "") {
     fs::create_directories(folder_);
     PackOptions options;
     options.model_path = fixture(model);
+    if (model == "opt") {
+      options.model_path = (folder_ / "opt.gguf").string();
+      const Status written = calibration::OptForTest::write(fixture("llama-fatrelu-f32"),
+                                                            base::TensorType::kF32, options.model_path);
+      EXPECT_TRUE(written.ok()) << written.message();
+    }
     options.output_path = path();
     options.memory = "2G";
     options.tokens = 700;
@@ -391,6 +398,12 @@ TEST(HotNeuronsPlan, SaysWhyADeviceIsNotUsed) {
   ASSERT_FALSE(engine.ok());
   EXPECT_EQ(engine.status().code(), Code::kInvalidArgument);
   expect_says(engine.status().message(), "'abacus'");
+}
+
+TEST(HotNeuronsPlan, NeuronsWithoutGatesStayOnTheProcessor) {
+  const TestPack pack("opt", 32);
+  expect_says(word_on(pack.path(), {.hot = {}}), "this model's FFN have none");
+  expect_says(word_on(pack.path(), {.hot = {16}}), "leave out --hot-neurons");
 }
 
 TEST(HotNeuronsPlan, TwoWindowsHoldWhatOneDoesNot) {

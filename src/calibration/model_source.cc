@@ -49,7 +49,7 @@ Status ModelSource::choose_layers(const SourceOptions& options) {
     return Status(Code::kInvalidArgument, "'" + options.model_path + "' is a pack already");
   const bool rectified =
       config_.activation == FfnActivation::kRelu || config_.activation == FfnActivation::kDRelu;
-  const bool silu = config_.activation == FfnActivation::kSilu;
+  const bool silu = config_.activation == FfnActivation::kSilu && !config_.ungated;
   if (!rectified && !(silu && options.allow_silu)) {
     return Status(
         Code::kUnsupported,
@@ -66,16 +66,22 @@ Status ModelSource::choose_layers(const SourceOptions& options) {
     const bool moe = config_.layers[i].moe;
     const model::MatrixRef& gate = moe ? w.expert_gate : w.gate;
     const model::MatrixRef& up = moe ? w.expert_up : w.up;
-    const bool biased = w.gate_bias.present() || w.up_bias.present() || w.down_bias.present() ||
-                        w.expert_gate_bias.present() || w.expert_up_bias.present() ||
+    // Without a gate, biases have their places: in the thresholds, and in what comes behind the FFN.
+    const bool biased = (!config_.ungated && (w.gate_bias.present() || w.down_bias.present())) ||
+                        w.up_bias.present() || w.expert_gate_bias.present() || w.expert_up_bias.present() ||
                         w.expert_down_bias.present();
-    if (!gate.present() || !up.present() || biased || config_.dim % 32 != 0 || gate.rows > 65536) {
-      return Status(Code::kUnsupported, base::format("layer %zu cannot be packed: its FFN has %s", i,
-                                                     biased ? "biases" : "a shape that bundles do not hold"));
+    if (!gate.present() || up.present() == config_.ungated || biased || config_.dim % 32 != 0 ||
+        gate.rows > 65536) {
+      return Status(Code::kUnsupported,
+                    base::format("layer %zu cannot be packed: its FFN has %s", i,
+                                 biased ? "a gate and biases" : "a shape that bundles do not hold"));
     }
     layers_.push_back({.gate = tensor(gate),
                        .up = tensor(up),
                        .down = tensor(moe ? w.expert_down : w.down),
+                       .bias = !moe && w.gate_bias.present()
+                                   ? &file_->tensors()[weights.vectors[w.gate_bias.index]]
+                                   : nullptr,
                        .neurons = gate.rows,
                        .experts = gate.slices,
                        .used = moe ? config_.moe.used_count : 1,
@@ -84,9 +90,10 @@ Status ModelSource::choose_layers(const SourceOptions& options) {
   return find_carried_predictors();
 }
 
-// ffn_predictor_fc1 and fc2 as our converter names them, fc1 and fc2 as PowerInfer's does.
+// ffn_predictor_fc1 and fc2 as our converter names them, fc1 and fc2 as PowerInfer's does. They read the
+// input before an RMS norm.
 Status ModelSource::find_carried_predictors() {
-  for (size_t i = 0; i < layers_.size(); ++i) {
+  for (size_t i = 0; i < layers_.size() && !config_.layer_norm; ++i) {
     FfnMatrices& ffn = layers_[i];
     const std::string prefix = "blk." + std::to_string(i) + ".";
     for (const char* name : {"ffn_predictor_fc", "fc"}) {

@@ -22,8 +22,10 @@ namespace ganglion::calibration {
 /// The FFN of a layer: experts [E] of F neurons (E = 1: a dense FFN).
 struct FfnMatrices {
   const format::TensorInfo* gate = nullptr;  ///< [E][F] rows of D
-  const format::TensorInfo* up = nullptr;    ///< [E][F] rows of D
+  const format::TensorInfo* up =
+      nullptr;  ///< [E][F] rows of D; null: without a gate, `gate` is the up matrix
   const format::TensorInfo* down = nullptr;  ///< [E][D] rows of F
+  const format::TensorInfo* bias = nullptr;  ///< [F], added to the gates; null: none
   uint32_t neurons = 0;                      ///< F
   uint32_t experts = 1;                      ///< E
   uint32_t used = 1;                         ///< Experts that a token is routed to.
@@ -33,6 +35,7 @@ struct FfnMatrices {
   const format::TensorInfo* mlp_low = nullptr;  ///< n rows of D
   const format::TensorInfo* mlp_out = nullptr;  ///< [F] rows of n
   const format::TensorInfo* norm = nullptr;     ///< [D], of the FFN's input
+  uint64_t up_bytes() const { return up == nullptr ? 0 : up->bytes; }
 };
 
 struct SourceOptions {
@@ -46,8 +49,8 @@ struct SourceOptions {
 /// Immutable after opening; slices may be read from one thread.
 class ModelSource {
  public:
-  /// Errors: kUnsupported for activations that are not sparse, an FFN with biases or a shape that bundles do
-  /// not hold; kInvalidArgument for a pack or unknown kernels; those of reading a header.
+  /// Errors: kUnsupported for activations that are not sparse, an FFN with a gate and biases or a shape that
+  /// bundles do not hold; kInvalidArgument for a pack or unknown kernels; those of reading a header.
   static base::Result<std::unique_ptr<ModelSource>> open(const SourceOptions& options);
 
   const format::GgufModel& file() const { return *file_; }
@@ -63,6 +66,12 @@ class ModelSource {
 
   /// A whole tensor as floats. Errors: kIo, kModelFile.
   base::Result<std::vector<float>> read_floats(const format::TensorInfo& tensor) const;
+
+  /// The biases of a layer's gates, or nothing. Errors: kIo, kModelFile.
+  base::Result<std::vector<float>> read_bias(const FfnMatrices& ffn) const {
+    if (ffn.bias == nullptr) return std::vector<float>();
+    return read_floats(*ffn.bias);
+  }
 
   /// format::model_fingerprint() of it. Errors: kIo, kModelFile.
   base::Result<std::string> fingerprint() const { return format::model_fingerprint(*file_, files_); }

@@ -45,6 +45,7 @@ class LayerWriter {
 
   // Fits all experts first: predictors stand before bundles in the file.
   Status fit(LayerData* data) {
+    GANGLION_ASSIGN_OR_RETURN(const std::vector<float> bias, source_.read_bias(ffn_));
     for (uint32_t e = 0; e < ffn_.experts; ++e) {
       Matrices m;
       GANGLION_RETURN_IF_ERROR(read_expert(e, &m));
@@ -59,9 +60,10 @@ class LayerWriter {
       Predictor p = fit_predictor({.kernels = &source_.kernels(),
                                    .threads = &source_.threads(),
                                    .gate_type = ffn_.gate->type,
-                                   .up_type = ffn_.up->type,
+                                   .up_type = (ffn_.up != nullptr ? ffn_.up : ffn_.gate)->type,
                                    .gate = m.gate,
                                    .up = m.up,
+                                   .bias = bias,
                                    .rectified_up = source_.rectified_up(),
                                    .threshold = source_.config().ffn_threshold,
                                    .neurons = ffn_.neurons,
@@ -94,6 +96,14 @@ class LayerWriter {
     return base::ok_status();
   }
 
+  // The biases of the gates, which are of one expert, in pack order.
+  Status biases(std::span<const int32_t> order, format::GgufWriter* writer) const {
+    GANGLION_ASSIGN_OR_RETURN(const std::vector<float> bias, source_.read_bias(ffn_));
+    std::vector<float> out;
+    for (const int32_t neuron : order) out.push_back(bias[static_cast<size_t>(neuron)]);
+    return writer->write({reinterpret_cast<const uint8_t*>(out.data()), out.size() * sizeof(float)});
+  }
+
   // The bundles of an expert in pack order, and their checksums.
   Status bundles(uint32_t e, std::span<const int32_t> order, format::GgufWriter* writer,
                  std::vector<int64_t>* checks) {
@@ -109,7 +119,7 @@ class LayerWriter {
         uint8_t* to = out.data() + i * layer_.stride;
         uint8_t* up = to + layer_.up_offset();
         std::memcpy(to, m.gate.data() + neuron * layer_.gate_bytes, layer_.up_offset());
-        std::memcpy(up, m.up.data() + neuron * layer_.up_bytes, layer_.up_bytes);
+        if (ffn_.up != nullptr) std::memcpy(up, m.up.data() + neuron * layer_.up_bytes, layer_.up_bytes);
         std::memcpy(to + layer_.down_offset(), down_rows_.data() + neuron * layer_.down_bytes,
                     layer_.down_bytes);
         checks->push_back(static_cast<int64_t>(format::bundle_checksum({to, layer_.up_offset()})));
@@ -124,7 +134,7 @@ class LayerWriter {
  private:
   Status read_expert(uint32_t e, Matrices* m) {
     GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.gate, e, &m->gate));
-    GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.up, e, &m->up));
+    if (ffn_.up != nullptr) GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.up, e, &m->up));
     GANGLION_RETURN_IF_ERROR(source_.read_slice(*ffn_.down, e, &m->down));
     transpose_down(m->down);
     return base::ok_status();
@@ -283,7 +293,7 @@ PackedLayer lay_out_bundles(const FfnMatrices& ffn, DownType down_type, uint32_t
   layer.ffn = ffn;
   layer.rank = rank;
   layer.gate_bytes = static_cast<uint32_t>(base::row_bytes(ffn.gate->type, ffn.dim));
-  layer.up_bytes = static_cast<uint32_t>(base::row_bytes(ffn.up->type, ffn.dim));
+  if (ffn.up != nullptr) layer.up_bytes = static_cast<uint32_t>(base::row_bytes(ffn.up->type, ffn.dim));
   layer.down_bytes = static_cast<uint32_t>(kernels::down_row_bytes(down_type, ffn.dim));
   const auto pages = static_cast<uint32_t>(base::round_up(layer.bundle_bytes(), kPage));
   const bool wasteful = (pages - layer.bundle_bytes()) * 5 > pages;
@@ -303,6 +313,7 @@ void declare_layer(const PackedLayer& layer, const std::string& p, format::GgufW
     writer->add_tensor(p + "ffn_bundle_gate.weight", layer.ffn.gate->type, {layer.ffn.dim, f, e});
     if (layer.sparsified) writer->add_tensor(p + "ffn_gate_threshold.weight", TensorType::kF32, {1});
   }
+  if (layer.ffn.bias != nullptr) writer->add_tensor(p + "ffn_bundle_bias.weight", TensorType::kF32, {f});
   writer->add_tensor(p + "ffn_order.weight", TensorType::kI32, {f, e});
   writer->add_tensor(p + "ffn_frequency.weight", TensorType::kF32, {f, e});
   writer->add_tensor(p + "ffn_bundle.weight", TensorType::kI8, {layer.stride, f, e});
@@ -324,6 +335,7 @@ Result<LayerThresholds> write_layer(const PackedLayer& layer, const ModelSource&
     const std::vector<float> threshold = {calibrated.gate_threshold};
     if (layer.sparsified) GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(threshold)));
   }
+  if (layer.ffn.bias != nullptr) GANGLION_RETURN_IF_ERROR(work.biases(data.order, writer));
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.order)));
   GANGLION_RETURN_IF_ERROR(writer->write(bytes_of(data.frequency)));
   std::vector<int64_t> checks;
@@ -355,7 +367,7 @@ Result<PackLayerReport> judge_layer(const FfnMatrices& ffn, uint32_t rank, bool 
 uint64_t fitting_bytes(const PackedLayer& layer, const ModelSource& source, size_t samples) {
   const FfnMatrices& f = layer.ffn;
   const uint64_t up = source.rectified_up() ? 2 : 1;
-  const uint64_t slices = (f.gate->bytes + f.up->bytes + f.down->bytes) / f.experts;
+  const uint64_t slices = (f.gate->bytes + f.up_bytes() + f.down->bytes) / f.experts;
   const uint64_t inputs = (f.experts > 1 ? 2 : 1) * samples * f.dim * sizeof(float);
   const uint64_t activations = up * samples * f.dim * (f.gate->type <= TensorType::kF16 ? 4 : 2);
   const uint32_t carried = f.mlp_low != nullptr ? carried_rank(f) : 0;

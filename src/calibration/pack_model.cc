@@ -198,7 +198,7 @@ class Packer {
     for (const PackedLayer& layer : layers_) {
       const FfnMatrices& f = layer.ffn;
       const uint64_t neurons = uint64_t{f.neurons} * f.experts;
-      need += layer.stride * neurons - f.up->bytes - (layer.rank > 0 ? f.gate->bytes : 0);
+      need += layer.stride * neurons - f.up_bytes() - (layer.rank > 0 ? f.gate->bytes : 0);
       need += uint64_t{layer.rank} * (f.dim + f.neurons) * f.experts * 17 / 16 + 28 * neurons;
       if (!options_.calibration_path.empty()) continue;
       need += 2 * options_.tokens * (f.dim * 2 + f.used * sizeof(uint32_t));
@@ -307,7 +307,7 @@ class Packer {
     std::vector<int32_t> gate, up, stride, rank, carried;
     for (const PackedLayer& layer : layers_) {
       gate.push_back(static_cast<int32_t>(layer.ffn.gate->type));
-      up.push_back(static_cast<int32_t>(layer.ffn.up->type));
+      up.push_back(static_cast<int32_t>((layer.ffn.up != nullptr ? layer.ffn.up : layer.ffn.gate)->type));
       stride.push_back(static_cast<int32_t>(layer.stride));
       rank.push_back(static_cast<int32_t>(layer.rank));
       carried.push_back(layer.carried ? 1 : 0);
@@ -325,7 +325,8 @@ class Packer {
     for (const TensorInfo& tensor : source_->file().tensors()) {
       const bool bundled = std::any_of(layers_.begin(), layers_.end(), [&](const PackedLayer& layer) {
         return layer.ffn.gate == &tensor || layer.ffn.up == &tensor || layer.ffn.mlp_low == &tensor ||
-               layer.ffn.mlp_out == &tensor || (options_.slim && layer.ffn.down == &tensor);
+               layer.ffn.mlp_out == &tensor || layer.ffn.bias == &tensor ||
+               (options_.slim && layer.ffn.down == &tensor);
       });
       if (!bundled) kept.push_back(&tensor);
     }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 
+#include "calibration/opt_for_test.h"
 #include "format/gguf.h"
 #include "format/gguf_writer.h"
 #include "ganglion/engine.h"
@@ -32,7 +33,36 @@ class Folder {
   fs::path path_;
 };
 
+// Models that are written when they are first asked for.
+class Written {
+ public:
+  ~Written() {
+    if (!path_.empty()) fs::remove_all(path_);
+  }
+  std::string opt(const std::string& name) {
+    if (path_.empty()) {
+      path_ = fs::temp_directory_path() / ("ganglion_pack_test_models_" + std::to_string(::getpid()));
+      fs::create_directories(path_);
+    }
+    const fs::path path = path_ / (name + ".gguf");
+    const bool q4 = name.find("q4_0") != std::string::npos;
+    const base::TensorType type = q4 ? base::TensorType::kQ4_0 : base::TensorType::kF32;
+    const fs::path vocabulary = fs::path(GANGLION_FIXTURES) / "models" / "llama-fatrelu-f32.gguf";
+    const bool biased = name.find("unbiased") == std::string::npos;
+    if (!fs::exists(path)) {
+      const Status status = calibration::OptForTest::write(vocabulary, type, path, biased);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    return path.string();
+  }
+
+ private:
+  fs::path path_;
+};
+
 std::string fixture(const std::string& name) {
+  static Written written;
+  if (name.rfind("opt-", 0) == 0) return written.opt(name);
   const fs::path own = fs::path(GANGLION_FIXTURES) / "models" / (name + ".gguf");
   if (fs::exists(own)) return own.string();
   const fs::path shared = fs::path(GANGLION_SHARED_FIXTURES) / "models" / (name + ".gguf");
@@ -288,7 +318,8 @@ TEST(PackModel, AsManySiluActivationsAreLeftOutAsTheDivergenceAllows) {
 INSTANTIATE_TEST_SUITE_P(Models, Pack,
                          testing::Values("llama-relu-q4_0", "llama-relu-q4_k_m", "llama-drelu-q4_0",
                                          "llama-relu-f32", "llama-drelu-f32", "llama-fatrelu-f32",
-                                         "smallthinker-f32", "smallthinker-q8_0"),
+                                         "smallthinker-f32", "smallthinker-q8_0", "opt-f32", "opt-q4_0",
+                                         "opt-unbiased-f32"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -408,16 +439,18 @@ TEST(PackModel, ManyGroupsOfNeuronsAddUp) {
 }
 
 TEST(PackModel, LayersWithAndWithoutPredictorsMix) {
-  const Folder folder;
-  pack(fixture("llama-relu-q4_0"), folder.file("gates.gguf"), 0, "q6");
-  pack(fixture("llama-relu-q4_0"), folder.file("predicted.gguf"), 32, "q6");
-  write_mixed(folder.file("gates.gguf"), folder.file("predicted.gguf"), folder.file("mixed.gguf"));
-  const std::vector<float> all = logits_of(folder.file("mixed.gguf"), {});
-  expect_same_bits(all, logits_of(folder.file("mixed.gguf"), {.memory = "min"}), "no neuron in memory");
-  expect_same_bits(all, logits_of(folder.file("mixed.gguf"), {.parts = SparseParts::kClusterPipeline}),
-                   "no look-ahead");
-  expect_same_bits(logits_of(fixture("llama-relu-q4_0"), {}),
-                   logits_of(folder.file("mixed.gguf"), {.exact = true}), "exact");
+  for (const char* name : {"llama-relu-q4_0", "opt-q4_0"}) {
+    const Folder folder;
+    pack(fixture(name), folder.file("gates.gguf"), 0, "q6");
+    pack(fixture(name), folder.file("predicted.gguf"), 32, "q6");
+    write_mixed(folder.file("gates.gguf"), folder.file("predicted.gguf"), folder.file("mixed.gguf"));
+    const std::vector<float> all = logits_of(folder.file("mixed.gguf"), {});
+    expect_same_bits(all, logits_of(folder.file("mixed.gguf"), {.memory = "min"}), "no neuron in memory");
+    expect_same_bits(all, logits_of(folder.file("mixed.gguf"), {.parts = SparseParts::kClusterPipeline}),
+                     "no look-ahead");
+    expect_same_bits(logits_of(fixture(name), {}), logits_of(folder.file("mixed.gguf"), {.exact = true}),
+                     "exact");
+  }
 }
 
 std::vector<float> floats_of(const format::GgufModel& model, const std::string& name) {
@@ -427,6 +460,60 @@ std::vector<float> floats_of(const format::GgufModel& model, const std::string& 
   std::vector<float> values(tensor.elements());
   std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
+}
+
+TEST(PackModel, BiasesOfGatesAreKeptInPackOrder) {
+  const Folder folder;
+  const format::GgufModel source = format::GgufModel::open(fixture("opt-f32")).take();
+  for (const uint32_t rank : {0U, 32U}) {
+    pack(fixture("opt-f32"), folder.file("m.gguf"), rank, "f16");
+    const format::GgufModel packed = format::GgufModel::open(folder.file("m.gguf")).take();
+    for (const std::string p : {"blk.0.", "blk.1."}) {
+      const std::vector<float> given = floats_of(source, p + "ffn_up.bias");
+      const std::vector<float> kept = floats_of(packed, p + "ffn_bundle_bias.weight");
+      const std::vector<uint8_t> order = bytes_of(packed, *packed.find_tensor(p + "ffn_order.weight"));
+      ASSERT_EQ(kept.size(), given.size());
+      for (size_t i = 0; i < kept.size(); ++i) {
+        int32_t neuron = 0;
+        std::memcpy(&neuron, order.data() + i * sizeof neuron, sizeof neuron);
+        ASSERT_EQ(kept[i], given[static_cast<size_t>(neuron)]) << p << " neuron " << i;
+      }
+      EXPECT_EQ(packed.find_tensor(p + "ffn_up.bias"), nullptr);
+      EXPECT_EQ(packed.find_tensor(p + "ffn_up.weight"), nullptr);
+      EXPECT_EQ(floats_of(packed, p + "ffn_down.bias"), floats_of(source, p + "ffn_down.bias"));
+    }
+  }
+}
+
+// Means of squares, of a and of b - a.
+std::pair<double, double> mean_squares(const std::vector<float>& a, const std::vector<float>& b) {
+  double of_a = 0;
+  double of_difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const auto x = static_cast<double>(a[i]);
+    const double d = static_cast<double>(b[i]) - x;
+    of_a += x * x / static_cast<double>(a.size());
+    of_difference += d * d / static_cast<double>(a.size());
+  }
+  return {of_a, of_difference};
+}
+
+TEST(PackModel, BiasesDecideWhichNeuronsFireAndArePredicted) {
+  const Folder folder;
+  const std::string path = folder.file("m.gguf");
+  for (const auto& [name, active] : {std::pair{"opt-f32", 0.19}, {"opt-unbiased-f32", 0.5}}) {
+    // As many components as gates have, so that what predictors miss is their own rounding.
+    const PackReport report = pack(fixture(name), path, 64, "f32");
+    for (const PackLayerReport& layer : report.layers) {
+      EXPECT_NEAR(layer.active, active, 0.04) << name;
+      EXPECT_GT(layer.mass_recall, 0.98) << name;
+      EXPECT_LT(layer.over_prediction, 1.5) << name;
+    }
+    const std::vector<float> source = logits_of(fixture(name), {});
+    const auto [all, missed] = mean_squares(source, logits_of(path, {}));
+    EXPECT_GT(missed, 0) << name;
+    EXPECT_LT(missed, 1e-3 * all) << name;
+  }
 }
 
 // The model with a predictor in each layer, as TurboSparse has them, that knows the gates exactly: hidden
@@ -566,6 +653,7 @@ TEST(PackModel, DefaultsStayNearExactPasses) {
   } models[] = {{"llama-relu-f32", 0.98, "f16"},
                 {"llama-drelu-f32", 0.98, "f16"},
                 {"smallthinker-f32", 0.98, "f16"},
+                {"opt-f32", 0.98, "f16"},
                 {"llama-relu-q4_0", 0.93, "q6"}};
   for (const auto& expected : models) {
     const std::string model = fixture(expected.name);
@@ -607,6 +695,13 @@ TEST(PackModel, RefusesWhatIsNotSparseOrAPackAlreadyAndLeavesNothingBehind) {
   Result<PackReport> report = pack_model(options, nullptr, nullptr);
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.status().code(), Code::kUnsupported);
+  options.overrides = {{"ganglion.ffn.activation", "str:relu"}};
+  options.model_path = fixture("llama-bias-f32");
+  report = pack_model(options, nullptr, nullptr);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), Code::kUnsupported);
+  EXPECT_NE(report.status().message().find("a gate and biases"), std::string::npos);
+  options.overrides.clear();
   options.model_path = fixture("llama-relu-q4_0");
   report = pack_model(
       options, [](void*, const char*, uint64_t done, uint64_t) { return done == 0; }, nullptr);

@@ -38,8 +38,8 @@ class Fitter {
         fit_tokens_(std::min(tokens_, kFitTokens)),
         step_(fit_tokens_ > 0 ? tokens_ / fit_tokens_ : 1),
         gate_x_(*in.kernels, *in.threads, in.gate_type, tokens_, in.dim, in.inputs.data(), in.dim),
-        up_x_(*in.kernels, *in.threads, in.up_type, in.rectified_up ? tokens_ : std::min(tokens_, kUpTokens),
-              in.dim, in.inputs.data(), in.dim) {}
+        up_x_(*in.kernels, *in.threads, in.up_type, up_tokens(in, tokens_), in.dim, in.inputs.data(),
+              in.dim) {}
 
   Predictor run() {
     result_.frequency.assign(in_.neurons, 0);
@@ -65,6 +65,14 @@ class Fitter {
   }
 
  private:
+  // Tokens that products with ups are needed of.
+  static size_t up_tokens(const FitInput& in, size_t tokens) {
+    if (in.rectified_up) return tokens;
+    return in.up.empty() ? 0 : std::min(tokens, kUpTokens);
+  }
+
+  float bias(size_t neuron) const { return in_.bias.empty() ? 0 : in_.bias[neuron]; }
+
   // Gate (and up) of a block of neurons for all tokens; fired(t, r) says whether a neuron fires.
   struct Block {
     Block(size_t tokens, size_t rows, const FitInput& in)
@@ -189,8 +197,9 @@ class Fitter {
       for (size_t t = 0; t < fit_tokens_; ++t) {
         for (size_t r = 0; r < rows; ++r) {
           by_neuron[r][t] = by_token[t][r];
-          result_.frequency[first + r] +=
-              by_token[t][r] > in_.threshold ? 1.0F : 0.0F;  // For prices; counted well later.
+          result_.frequency[first + r] += by_token[t][r] + bias(first + r) > in_.threshold
+                                              ? 1.0F
+                                              : 0.0F;  // For prices; counted well later.
         }
       }
       Rows part(rank, rows);
@@ -359,6 +368,9 @@ class Fitter {
   void fill(size_t first, size_t rows, Block* block) {
     pre_activations(false, first, rows, 1, tokens_, &block->gate);
     if (in_.rectified_up) pre_activations(true, first, rows, 1, tokens_, &block->up);
+    for (size_t t = 0; t < tokens_ && !in_.bias.empty(); ++t) {
+      for (size_t r = 0; r < rows; ++r) block->gate[t][r] += in_.bias[first + r];
+    }
     for (size_t r = 0; r < rows; ++r) result_.frequency[first + r] = 0;
     for (size_t t = 0; t < tokens_; ++t) {
       for (size_t r = 0; r < rows; ++r) result_.frequency[first + r] += block->fired(t, r) ? 1.0F : 0.0F;
@@ -406,7 +418,7 @@ class Fitter {
         for (size_t r = begin; r < end; ++r) {
           const size_t f = first + r;
           const auto norm = static_cast<double>(in_.down_norm[f]);
-          if (!in_.mlp_low.empty()) result_.offset[f] = centre(block, &scores, r);
+          if (!in_.mlp_low.empty() || !in_.bias.empty()) result_.offset[f] = centre(block, &scores, r);
           result_.sigma[f] = deviation(block, scores, r);
           result_.value[f] = static_cast<float>(norm * norm * up_squares[r] / prices[f]);
           tally(block, scores, f, r, mine.data());
@@ -460,6 +472,7 @@ class Fitter {
 
   // [rows] of what a gate is multiplied by; a rectified up only counts where it is positive.
   std::vector<double> mean_up_squares(size_t first, size_t rows, const Block& block) const {
+    if (in_.up.empty()) return std::vector<double>(rows, 1);
     const size_t count = std::min(tokens_, kUpTokens);
     Rows own(in_.rectified_up ? 0 : count, rows);
     if (!in_.rectified_up) pre_activations(true, first, rows, 1, count, &own);

@@ -26,7 +26,8 @@ struct FitInput {
   base::TensorType gate_type = base::TensorType::kF32;
   base::TensorType up_type = base::TensorType::kF32;
   std::span<const uint8_t> gate;  ///< [F] rows of D.
-  std::span<const uint8_t> up;    ///< [F] rows of D.
+  std::span<const uint8_t> up;    ///< [F] rows of D; empty: gates are multiplied by nothing.
+  std::span<const float> bias;    ///< [F], added to the gates, which are without it in the matrix; or empty.
   bool rectified_up = false;      ///< A neuron fires only where both are positive.
   float threshold = 0;            ///< A gate has to be above it (FATReLU).
   size_t neurons = 0;

@@ -40,6 +40,7 @@ Result<BundleChecks> BundleChecks::open(const format::GgufModel& file, const mod
                    .stride = b.stride,
                    .gate_bytes = b.up_offset,
                    .bytes = b.bytes,
+                   .down_alone = b.up_offset == b.down_offset,
                    .neurons = b.rows.rows,
                    .experts = b.rows.slices,
                    .sums = std::vector<uint64_t>(2 * count)};
@@ -85,8 +86,10 @@ Status BundleChecks::check(uint32_t shard, uint64_t offset, std::span<const uint
         return wrong(
             layer, i, i,
             base::format("the checksum of its %s is %016llx, expected %016llx",
-                         part == 0 ? "gate row" : "up and down rows", static_cast<unsigned long long>(sum),
-                         static_cast<unsigned long long>(expected)));
+                         part == 0          ? "gate row"
+                         : layer.down_alone ? "down row"
+                                            : "up and down rows",
+                         static_cast<unsigned long long>(sum), static_cast<unsigned long long>(expected)));
       }
     }
   }

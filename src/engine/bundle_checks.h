@@ -38,6 +38,7 @@ class BundleChecks {
     uint32_t stride = 0;
     uint32_t gate_bytes = 0;
     uint32_t bytes = 0;
+    bool down_alone = false;  // the rest has no up row
     uint32_t neurons = 0;
     uint32_t experts = 0;
     std::vector<uint64_t> sums;  ///< [E][F][2]: of the gate row, of the rest

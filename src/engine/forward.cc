@@ -435,17 +435,18 @@ void ForwardPass::add_gate_up(const GateUp& from) {
                   .out = buffers_->ffn.floats(from.at),
                   .out_stride = stride};
   float* up_out = buffers_->up + from.at * stride;
+  const bool ungated = context_.config->ungated;
   const bool whole_bundles = from.bundle != nullptr && !from.bundle->gates.present();
   if (whole_bundles) {
     gate.matrix = &from.bundle->rows;
-    gate.bundle = from.bundle;
+    gate.bundle = ungated ? nullptr : from.bundle;
     gate.up_out = up_out;
     gate.prefix = context_.bundles->prefix(from.set);
   } else if (from.bundle != nullptr) {
     gate.matrix = &from.bundle->gates;
   }
   products_.push_back(gate);
-  if (whole_bundles) return;
+  if (whole_bundles || ungated) return;
   Product up = gate;
   up.matrix = from.up;
   up.out = up_out;
@@ -476,7 +477,6 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
                  .set = bundled ? context_.bundles->set_of(layer, 0) : 0,
                  .x = &buffers_->normed,
                  .count = rows});
-    if (config.ungated) products_.pop_back();
   }
   GANGLION_RETURN_IF_ERROR(context_.multiplier->run(products_));
   if (config.fused_gate_up) {
@@ -486,8 +486,8 @@ Status ForwardPass::dense_ffn(size_t rows, size_t layer, size_t width, bool accu
       std::memcpy(buffers_->up + i * stride, both + width, width * sizeof(float));
     });
   }
-  activate(rows, width, 0, forms_of({&w.down}), vector(w.gate_bias), vector(w.up_bias),
-           bundled ? context_.orders[layer] : nullptr);
+  activate(rows, width, 0, forms_of({&w.down}), vector(bundled ? w.bundle.bias : w.gate_bias),
+           vector(w.up_bias), bundled ? context_.orders[layer] : nullptr);
   float* out = accumulate ? buffers_->expert_out : buffers_->projected;
   products_ = {
       {.matrix = &w.down, .x = &buffers_->ffn, .tokens = rows, .out = out, .out_stride = config.dim}};

@@ -14,7 +14,8 @@ using model::LayerWeights;
 using model::MatrixRef;
 using model_config::ModelConfig;
 
-// scores [U][S][F] of the predictor on x for neurons from `first` on, or, without one, the gates of all.
+// scores [U][S][F] of the predictor on x for neurons from `first` on, or, without one, the gates of all with
+// their biases, which thresholds of predictors hold.
 Status ForwardPass::predict(const Prediction& p, const ActivationRows& x, size_t rows, size_t layer,
                             size_t first) {
   const LayerWeights& w = context_.weights->layers[layer];
@@ -34,7 +35,10 @@ Status ForwardPass::predict(const Prediction& p, const ActivationRows& x, size_t
   if (bundle.rectified) {
     for (size_t i = 0; i < p.unit_count * p.rows * matrix.rows; ++i) p.low[i] = std::max(p.low[i], 0.0F);
   }
-  return predicted ? score(p, rows, layer, first) : base::ok_status();
+  if (predicted) return score(p, rows, layer, first);
+  if (bundle.bias.present())  // A dense FFN, which is one unit.
+    for_rows(rows, [&](size_t t) { add_bias(vector(bundle.bias), matrix.rows, p.scores + t * matrix.rows); });
+  return base::ok_status();
 }
 
 // scores [U][S][F] of neurons from `first` on: sum over the rank of low [U][S][rank] times predict_out

@@ -294,6 +294,10 @@ size_t ForwardPass::compute_gates(size_t rows, size_t layer, std::span<const uin
     gate_rows[entries.size() + i] =
         s.active[entries[std::min(i, entries.size() - 1)]].data + bundle.up_offset;
   multiply_rows(rows, bundle.rows.type, bundle, {gate_rows, entries.size()}, gates);
+  const float* bias = vector(bundle.bias);
+  for (size_t i = 0; bias != nullptr && i < entries.size(); ++i) {
+    for (size_t t = 0; t < rows; ++t) gates[t * kClusterNeurons + i] += bias[s.active[entries[i]].neuron];
+  }
   const float threshold = context_.config->ffn_threshold;
   size_t open_count = 0;
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -329,7 +333,7 @@ void ForwardPass::multiply_rows(size_t rows, base::TensorType type, const Bundle
                                                        .more = kFirstRows});
 }
 
-// values [entry][t] = act(gate) * up * the expert's weight, of open gates.
+// values [entry][t] = act(gate) * up * the expert's weight, of open gates. Without a gate ups are 1.
 void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGate> open) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
@@ -337,10 +341,11 @@ void ForwardPass::compute_ups(size_t rows, size_t layer, std::span<const OpenGat
   if (open.empty()) return;
   const uint8_t* up_rows[kClusterNeurons + kFirstRows];
   float ups[kClusterNeurons * kSparseRows];
+  if (context_.config->ungated) std::fill_n(ups, kClusterNeurons * rows, 1.0F);
   for (size_t i = 0; i < open.size(); ++i) up_rows[i] = s.active[open[i].entry].data + bundle.up_offset;
   for (size_t i = 0; i < kFirstRows; ++i)
     up_rows[open.size() + i] = s.active[open[std::min(i, open.size() - 1)].entry].data + bundle.down_offset;
-  multiply_rows(rows, bundle.up_type, bundle, {up_rows, open.size()}, ups);
+  if (!context_.config->ungated) multiply_rows(rows, bundle.up_type, bundle, {up_rows, open.size()}, ups);
   for (size_t i = 0; i < open.size(); ++i) {
     float* values = s.values + open[i].entry * s.rows;
     std::fill_n(values, rows, 0.0F);

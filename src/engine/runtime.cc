@@ -346,7 +346,8 @@ void Runtime::summarise_matrices() {
   for (const LayerWeights& layer : weights_.layers) {
     const model::MatrixRef& rows = layer.bundle.rows;
     if (!rows.present()) continue;
-    const uint64_t parts = layer.bundle.gates.present() ? 1 : 2;
+    // Gates that are a matrix have been counted.
+    const uint64_t parts = (layer.bundle.gates.present() ? 0 : 1) + (config_.ungated ? 0 : 1);
     const uint64_t experts_used = rows.slices > 1 ? config_.moe.used_count : 1;
     const uint64_t used = parts * experts_used * rows.rows * rows.cols;
     summary_.multiply_adds_per_token += used;

@@ -47,6 +47,8 @@ Status Runtime::open_device(std::unique_ptr<Backend> device) {
   const std::string unused = "device " + device_->capabilities().name + ": not used: ";
   if (!sparse()) {
     device_line_ = unused + (packed() ? "all neurons were asked for (--exact)" : "the model is no pack");
+  } else if (config_.ungated) {
+    device_line_ = unused + "hot neurons need gates, those of this model's FFN have none";
   } else {
     describe_hot_sets();
     if (hot_layout_.buckets.empty()) {

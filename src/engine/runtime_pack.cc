@@ -30,6 +30,7 @@ Status Runtime::read_neurons() {
     for (const model::MatrixRef* matrix : {&b.rows, &w.down, &w.expert_down}) {
       // The down matrix of a shared expert is used by all passes.
       if (!matrix->present() || (matrix == &w.down && config_.layers[layer].moe)) continue;
+      if (matrix == &b.rows && b.rows_are_gates()) continue;
       for (uint32_t slice = 0; slice < matrix->slices; ++slice) {
         const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], slice);
         std::fill(block_use_.begin() + range.begin, block_use_.begin() + range.end, use);

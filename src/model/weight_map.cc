@@ -184,11 +184,12 @@ void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig
     return fail("this shape cannot be packed");
   }
   BundleRef& b = w->bundle;
-  b.up_type = up->type;
+  b.up_type = c.ungated ? gate->type : up->type;
   b.down_type = static_cast<kernels::DownType>(down);
   const bool predicted = layer.rank > 0;
   b.up_offset = predicted ? static_cast<uint32_t>(base::row_bytes(gate->type, c.dim)) : 0;
-  b.down_offset = b.up_offset + static_cast<uint32_t>(base::row_bytes(up->type, c.dim));
+  b.down_offset = b.up_offset;
+  if (!c.ungated) b.down_offset += static_cast<uint32_t>(base::row_bytes(up->type, c.dim));
   b.bytes = b.down_offset + static_cast<uint32_t>(kernels::down_row_bytes(b.down_type, c.dim));
   b.stride = layer.stride;
   if (b.stride < b.bytes) return fail(base::format("stride %u for bundles of %u bytes", b.stride, b.bytes));
@@ -207,11 +208,13 @@ void map_bundles(Mapper& m, const ModelConfig& c, const model_config::PackConfig
   if (b.gates.present() && b.gates.type != gate->type) return fail("gates are of another type");
   if (c.activation == model_config::FfnActivation::kSilu)
     b.gate_threshold = m.vector(p + "ffn_gate_threshold.weight", 1, "ganglion.pack.sparsify");
+  if (c.ungated) b.bias = m.optional_vector(p + "ffn_bundle_bias.weight", ffn, kKeys);
   b.tensor = m.plain(p + "ffn_bundle.weight", base::TensorType::kI8, b.stride, ffn, experts);
   b.order_tensor = m.plain(p + "ffn_order.weight", base::TensorType::kI32, ffn, experts, 1);
   b.frequency_tensor = m.plain(p + "ffn_frequency.weight", base::TensorType::kF32, ffn, experts, 1);
-  if (b.tensor != kAbsent)
-    b.rows = {m.add_matrix(b.tensor), ffn, c.dim, experts, predicted ? gate->type : up->type};
+  if (b.tensor == kAbsent) return;
+  const uint32_t rows = c.ungated && !predicted ? b.gates.index : m.add_matrix(b.tensor);
+  b.rows = {rows, ffn, c.dim, experts, predicted ? gate->type : b.up_type};
 }
 
 void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::string& p, const char* suffix,
@@ -221,9 +224,10 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
   if (c.fused_gate_up) {
     w->gate_up = m.matrix(p + "ffn_up" + s + ".weight", 2 * ffn, c.dim, 1, kKeys);
   } else {
-    if (c.ungated) {
+    const bool bundled = w->bundle.present() && s.empty();
+    if (c.ungated && !bundled) {
       w->gate = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
-    } else if (!w->bundle.present() || !s.empty()) {
+    } else if (!bundled) {
       w->gate = m.matrix(p + "ffn_gate" + s + ".weight", ffn, c.dim, 1, kKeys);
       w->up = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
     }

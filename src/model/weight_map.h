@@ -35,9 +35,13 @@ struct VectorRef {
 
 /// The packed FFN of a layer: [E][F] bundles, most frequent neuron of each expert first (E = 1: dense FFN).
 /// Either a predictor chooses neurons and each bundle begins with its gate, or all gates are computed.
+/// Without a gate, the up matrix stands as the gates here too, and bundles have no ups.
 struct BundleRef {
   MatrixRef gates;  ///< [E][F][D], in pack order; absent where there is a predictor.
-  MatrixRef rows;   ///< [E][F][D] of the first row of each bundle, gate or up, with the bundle's stride.
+  /// [E][F][D] of the first row of each bundle, gate or up, with the bundle's stride. Where bundles hold down
+  /// rows alone, which exact passes do not use: the gates again.
+  MatrixRef rows;
+  VectorRef bias;  ///< [F]: added to the gates, in pack order. Of dense FFNs without a gate.
   base::TensorType up_type = base::TensorType::kF32;
   kernels::DownType down_type = kernels::DownType::kF32;
   uint32_t up_offset = 0;           ///< In a bundle.
@@ -53,6 +57,7 @@ struct BundleRef {
   uint32_t order_tensor = kAbsent;  ///< the neurons' original indices,
   uint32_t frequency_tensor = kAbsent;  ///< and their activation frequencies.
   bool present() const { return rows.present(); }
+  bool rows_are_gates() const { return gates.present() && rows.index == gates.index; }
 };
 
 struct LayerWeights {

@@ -160,6 +160,40 @@ class Packs(Cli):
         # Roundings of activations to 8 bits alone make 4 % (ARCHITECTURE.md).
         self.assertGreater(found["same_top"], 0.92)
 
+    def test_an_ffn_without_a_gate(self):
+        checkpoint = os.path.join(os.path.dirname(ROOT), "shared", "fixtures", "hf", "opt")
+        if not os.path.exists(checkpoint):
+            self.skipTest("SKIPPED: the OPT checkpoint is only in the shared fixtures")
+        model, counted, out = (os.path.join(self.dir, name) for name in ("opt.gguf", "c.gguf", "pack.gguf"))
+
+        def call(*args):
+            done = ganglion(*args)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+
+        call("convert", checkpoint, "-o", model, "--type", "f32")
+        report = json.loads(call("calibrate", "-m", model, "-o", counted, "--tokens", "600", "--ranks", "32,96", "--json"))
+        for layer in report["layers"]:
+            self.assertAlmostEqual(layer["active"], 0.5, delta=0.1)  # The fixture's own count: opt.json.
+            self.assertGreater(layer["predictors"][1]["mass_recall"], 0.97)
+        for args, most in ((("--rank", "0", "--down", "f32"), 1e-5), (("--rank", "96",), 0.01)):
+            call("pack", "-m", model, "-o", out, "--calibration", counted, *args)
+            names = [tensor["name"] for tensor in json.loads(call("inspect", "-m", out, "--json"))["tensors"]]
+            self.assertIn("blk.2.ffn_bundle_bias.weight", names)
+            self.assertNotIn("blk.2.ffn_up.bias", names)
+            call("verify", out)
+            self.assertEqual(json.loads(call("plan", "-m", out, "--json"))["architecture"], "opt")
+            against = ("perplexity", "-m", out, "--against", model, "-f", os.path.join(ROOT, "README.md"), "-c", "64", "--chunks", "4",
+                       "-q", "--json")
+            found = json.loads(call(*against))
+            self.assertLess(found["kl_divergence"], most)
+            self.assertGreater(found["same_top"], 0.9)
+            self.assertLess(abs(json.loads(call(*against, "--exact"))["kl_divergence"]), 1e-9)
+            facts = json.loads(call("bench", "-m", out, "--mem", "min", "-p", "8", "-n", "8", "-c", "64", "-r", "1", "-q", "-o", "json"))
+            self.assertGreater(facts["neurons_per_token"], 0)
+            run = ("run", "-m", out, "--raw", "-p", "the", "-n", "8", "-c", "64", "--temp", "0", "--ignore-eos", "-q", "--verify-bundles")
+            self.assertEqual(call(*run, "--mem", "min"), call(*run))
+
     def test_the_divergence_asked_for_is_kept_and_shown(self):
         out = os.path.join(self.dir, "pack.gguf")
         done = ganglion("pack", "-m", MODEL, "-o", out, "--tokens", "600", "--rank", "32", "--kl", "0.0001", "--json")
