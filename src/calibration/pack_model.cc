@@ -13,6 +13,7 @@
 #include "calibration/calibration_tokens.h"
 #include "calibration/pack_judge.h"
 #include "calibration/pack_layer.h"
+#include "calibration/plain_copy.h"
 #include "calibration/sparsify.h"
 #include "engine/runtime.h"
 #include "ganglion/calibration.h"
@@ -137,6 +138,7 @@ class Packer {
     const FfnMatrices& ffn = layers_[i].ffn;
     if (options_.predictor != "auto") return options_.predictor == "mlp";
     if (ffn.mlp_low == nullptr || options_.rank.has_value()) return false;
+    if (!calibration::check_rank(calibration::carried_rank(ffn)).ok()) return false;
     GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, true));
     double touched[2];
     for (const bool carried : {false, true}) {
@@ -329,20 +331,6 @@ class Packer {
     return kept;
   }
 
-  Status copy(const TensorInfo& tensor, format::GgufWriter* writer) const {
-    std::vector<uint8_t> bytes;
-    const platform::File& file = source_->files()[tensor.shard];
-    for (uint64_t at = 0; at < tensor.bytes; at += bytes.size()) {
-      bytes.resize(std::min<uint64_t>(4 * base::kMiB, tensor.bytes - at));
-      GANGLION_RETURN_IF_ERROR(
-          file.read_exact(tensor.offset + at, bytes).with_context("tensor '" + tensor.name + "'"));
-      ::posix_fadvise(file.fd(), static_cast<off_t>(tensor.offset + at), static_cast<off_t>(bytes.size()),
-                      POSIX_FADV_DONTNEED);
-      GANGLION_RETURN_IF_ERROR(writer->write(bytes));
-    }
-    return ok_status();
-  }
-
   Result<PackReport> write() {
     format::GgufWriter writer(options_.output_path, 4096);
     add_metadata(&writer);
@@ -353,7 +341,8 @@ class Packer {
     }
     for (size_t i = 0; i < layers_.size(); ++i) calibration::declare_layer(layers_[i], prefix(i), &writer);
     GANGLION_RETURN_IF_ERROR(writer.begin_data());
-    for (const TensorInfo* tensor : kept) GANGLION_RETURN_IF_ERROR(copy(*tensor, &writer));
+    for (const TensorInfo* tensor : kept)
+      GANGLION_RETURN_IF_ERROR(calibration::copy_tensor(source_->files()[tensor->shard], *tensor, &writer));
     PackReport report;
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (!tell("packing layers", i, layers_.size())) return Status(Code::kCancelled, "interrupted");
@@ -536,7 +525,15 @@ class Packer {
 }  // namespace
 
 Result<PackReport> pack_model(const PackOptions& options, StageProgress progress, void* context) {
-  return Packer(options, progress, context).run();
+  GANGLION_ASSIGN_OR_RETURN(const calibration::PlainCopy plain,
+                            calibration::PlainCopy::make(options, progress, context));
+  if (!plain.made()) return Packer(options, progress, context).run();
+  PackOptions own = options;
+  own.model_path = plain.path();
+  if (own.down == "auto" && !plain.down().empty()) own.down = plain.down();
+  Result<PackReport> report = Packer(own, progress, context).run();
+  if (report.ok()) report.value().source_note = plain.note();
+  return report;
 }
 
 }  // namespace ganglion

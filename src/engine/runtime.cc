@@ -10,6 +10,7 @@
 
 #include "base/units.h"
 #include "format/model_fingerprint.h"
+#include "format/powerinfer.h"
 #include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/memory.h"
@@ -75,6 +76,7 @@ Result<std::unique_ptr<Runtime>> Runtime::open(const EngineOptions& options,
 
 Status Runtime::read_header() {
   GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(options_.model_path));
+  GANGLION_RETURN_IF_ERROR(format::refuse_powerinfer(file, options_.model_path));
   file_ = std::make_unique<format::GgufModel>(std::move(file));
   GANGLION_RETURN_IF_ERROR(apply_overrides(options_.overrides, &file_->metadata()));
   GANGLION_ASSIGN_OR_RETURN(config_, model_config::read_model_config(file_->metadata()));

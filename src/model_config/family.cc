@@ -115,6 +115,7 @@ struct Family {
 };
 constexpr Family kFamilies[] = {
     {"llama", read_llama},
+    {"bamboo", read_bamboo},  // what PowerInfer's tools call it
     {"qwen2", read_qwen2},
     {"qwen3", read_qwen3},
     {"qwen3moe", read_qwen3moe},

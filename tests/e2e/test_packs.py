@@ -15,6 +15,30 @@ from test_cli import FIXTURES, PROGRAM, ROOT, SANITIZED, Cli, ganglion
 MODEL = os.path.join(FIXTURES, "models", "llama-relu-q4_0.gguf")
 
 
+def write_as_powerinfer(model, path):
+    """The F32 model as PowerInfer's tools would have it: another magic, down matrices transposed and renamed."""
+    tensors = json.loads(ganglion("inspect", "-m", model, "--json").stdout)["tensors"]
+    with open(model, "rb") as file:
+        data = file.read()
+    start = min(tensor["offset"] for tensor in tensors)
+    last = max(data.rfind(tensor["name"].encode()) + len(tensor["name"]) + 16 + 8 * len(tensor["shape"]) for tensor in tensors)
+    header, weights = b"PWRI" + data[4:last], bytearray(data[start:])
+    for tensor in tensors:
+        if "ffn_down" not in tensor["name"]:
+            continue
+        cols, rows = tensor["shape"]
+        at = tensor["offset"] - start
+        values = struct.unpack_from(f"<{rows * cols}f", weights, at)
+        struct.pack_into(f"<{rows * cols}f", weights, at, *(values[r * cols + c] for c in range(cols) for r in range(rows)))
+        name = tensor["name"].encode()
+        new = name.replace(b"down", b"down_t")
+        old_entry = struct.pack("<Q", len(name)) + name + struct.pack("<IQQ", 2, cols, rows)
+        assert header.count(old_entry) == 1
+        header = header.replace(old_entry, struct.pack("<Q", len(new)) + new + struct.pack("<IQQ", 2, rows, cols))
+    with open(path, "wb") as file:
+        file.write(header + bytes(-len(header) % 32) + weights)
+
+
 class Packs(Cli):
     def pack(self, *args):
         out = os.path.join(self.dir, "pack.gguf")
@@ -64,6 +88,29 @@ class Packs(Cli):
             ahead += bench("--mem", str(least + more))["ahead_reads"]
             self.assertEqual(text("--mem", str(least + more)), whole)
         self.assertGreater(ahead, 0)
+
+    def test_powerinfer_models_are_packed_and_not_run(self):
+        plain = os.path.join(FIXTURES, "models", "llama-fatrelu-f32.gguf")
+        source, out = os.path.join(self.dir, "x.powerinfer.gguf"), os.path.join(self.dir, "x.pack.gguf")
+        write_as_powerinfer(plain, source)
+        run = ("--raw", "-p", "the cat", "-n", "24", "--temp", "0", "--ignore-eos", "-q")
+        for command in (("run", "-p", "the cat"), ("bench",), ("plan",), ("calibrate", "-o", out)):
+            line = self.expect_refusal(ganglion(*command, "-m", source), 3, "powerinfer")
+            self.assertIn("ganglion pack -m " + source, line)
+        self.assertIn("of PowerInfer", ganglion("inspect", "-m", source).stdout)
+        self.assertEqual(ganglion("verify", source).returncode, 0)
+        text = {}
+        for name, model in (("plain", plain), ("powerinfer", source)):
+            done = ganglion("pack", "-m", model, "-o", out, "--tokens", "600", "--rank", "32")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("down matrices transposed to F32" in done.stdout, name == "powerinfer", done.stdout)
+            for args in ((), ("--exact",)):
+                done = ganglion("run", "-m", out, *run, *args)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                text[name, args] = done.stdout
+        self.assertEqual(text["powerinfer", ()], text["plain", ()])
+        self.assertEqual(text["powerinfer", ("--exact",)], ganglion("run", "-m", plain, *run).stdout)
+        self.assertEqual(sorted(os.listdir(self.dir)), ["x.pack.gguf", "x.powerinfer.gguf"])
 
     def test_what_predictors_cost_is_measured(self):
         out, _ = self.pack("--random-tokens")
