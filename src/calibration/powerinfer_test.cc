@@ -301,6 +301,11 @@ TEST_F(PowerInfer, PacksAreThoseOfThePlainModel) {
   EXPECT_EQ(logits(file("own.pack.gguf"), tokens, false), logits(file("plain.pack.gguf"), tokens, false));
   EXPECT_EQ(logits(file("own.pack.gguf"), tokens, true), logits(plain, tokens, true));
   EXPECT_LE(off_the_reference(file("own.pack.gguf"), "llama-fatrelu-f32"), 1e-4);
+  // Where the file has no such key, as published ones, an override says it.
+  PackOptions overridden = options(make("llama-fatrelu-f32", {}), "told.pack.gguf");
+  overridden.overrides = {{"ganglion.ffn.threshold", "0.4"}};
+  pack(overridden);
+  EXPECT_LE(off_the_reference(file("told.pack.gguf"), "llama-fatrelu-f32"), 1e-4);
 }
 
 TEST_F(PowerInfer, ElementsThatStandAloneAreTransposedExactly) {
