@@ -210,7 +210,7 @@ class Packs(Cli):
         self.assertEqual(done.returncode, 0, done.stderr)
         facts = json.loads(done.stdout)
         self.assertEqual(facts["sequences"], 3)
-        self.assertEqual(facts["sparsity"] == "predictors", "96" in args)
+        self.assertGreater(facts["decode_tokens_per_s"], 0)
 
     def test_refusals(self):
         target = os.path.join(self.dir, "x.gguf")
