@@ -731,8 +731,9 @@ TEST(PackModel, ThresholdsOfGatesAreCheckedAndPacked) {
 }
 
 // Overwrites bytes of a tensor in a copy, and returns what opening says.
+// With `verify`, what loading says that compares bundles with their checksums.
 std::string open_damaged(const std::string& path, const std::string& tensor, uint64_t at, const void* bytes,
-                         size_t count) {
+                         size_t count, bool verify = false) {
   const auto file = format::GgufModel::open(path);
   EXPECT_TRUE(file.ok());
   const std::string copy = path + ".damaged";
@@ -743,8 +744,26 @@ std::string open_damaged(const std::string& path, const std::string& tensor, uin
   out.close();
   EngineOptions options;
   options.model_path = copy;
+  options.verify_bundles = verify;
   const auto engine = Engine::open(options);
+  if (engine.ok() && verify) return std::string(engine.value()->load(nullptr, nullptr).message());
   return engine.ok() ? "opened" : std::string(engine.status().message());
+}
+
+TEST(PackModel, ADamagedDownRowIsCalledOneWhereBundlesHoldNoUp) {
+  const Folder folder;
+  const std::string path = folder.file("m.gguf");
+  const float odd = 7;
+  for (const uint32_t rank : {0U, 32U}) {
+    pack(fixture("opt-f32"), path, rank, "f16");
+    const std::string said =
+        open_damaged(path, "blk.1.ffn_bundle.weight", rank > 0 ? 300 : 40, &odd, 4, true);
+    EXPECT_NE(said.find("layer 1, expert 0, neuron 0 "), std::string::npos) << said;
+    EXPECT_NE(said.find("checksum of its down row is"), std::string::npos) << said;
+  }
+  pack(fixture("llama-relu-q4_0"), path, 0, "q6");
+  const std::string said = open_damaged(path, "blk.1.ffn_bundle.weight", 40, &odd, 4, true);
+  EXPECT_NE(said.find("checksum of its up and down rows is"), std::string::npos) << said;
 }
 
 TEST(PackModel, DamagedOrdersAndFrequenciesAreRefusedByName) {

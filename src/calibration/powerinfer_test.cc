@@ -11,17 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-<<<<<<< HEAD
-#include "format/gguf.h"
-#include "format/gguf_writer.h"
-#include "ganglion/calibration.h"
-=======
 #include "calibration/plain_copy.h"
 #include "format/gguf.h"
 #include "format/gguf_writer.h"
 #include "ganglion/calibration.h"
 #include "ganglion/convert.h"
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
 #include "ganglion/engine.h"
 #include "ganglion/inspect.h"
 #include "ganglion/pack.h"
@@ -119,13 +113,9 @@ class Maker {
       const bool own = key.rfind("ganglion.", 0) == 0;
       if (key == "general.alignment" || key == "general.architecture" || (own && !made_.keeps_keys)) continue;
       const bool renamed = key.rfind("llama.", 0) == 0;
-<<<<<<< HEAD
-      writer->add_value(renamed ? made_.architecture + key.substr(5) : key, value);
-=======
       base::Value changed = value;
       if (key == "opt.context_length") changed.uint_value += 2;
       writer->add_value(renamed ? made_.architecture + key.substr(5) : key, changed);
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
     }
     writer->add_string("general.architecture", made_.architecture);
     writer->add_float("powerinfer.sparse_threshold", 0.5F);
@@ -150,25 +140,19 @@ class Maker {
         if (!made_.untransposed) t.dims = {dim, tensor.dims[0]};
         t.name.replace(at, std::string::npos, "ffn_down_t.weight");
       }
-<<<<<<< HEAD
-=======
     } else if (t.name == "position_embd.weight") {
       std::vector<float> values = floats_of(source_, tensor);
       values.insert(values.begin(), 2 * tensor.dims[0], 9.0F);
       t.dims[1] += 2;
       t.bytes = encode(t.type, values);
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
     } else if (tensor.dim_count > 1 && made_.matrices.has_value()) {
       t.type = *made_.matrices;
       t.bytes = encode(t.type, floats_of(source_, tensor));
     } else {
       t.bytes = bytes_of(source_, tensor);
     }
-<<<<<<< HEAD
-=======
     if (made_.architecture == "opt" && t.name.find("ffn_down.bias") != std::string::npos)
       t.name.replace(t.name.find("down"), 4, "down_t");
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
     if (made_.rename) made_.rename(t.name);
     tensors_.push_back(std::move(t));
   }
@@ -176,14 +160,11 @@ class Maker {
   // Hidden units are gates and negated gates of the input before the norm, out = 7 (unit - negated unit): the
   // sign of every gate.
   void add_predictors() {
-<<<<<<< HEAD
-=======
     if (made_.architecture == "opt") {  // Of no use.
       tensors_.push_back({"blk.0.fc1.weight", TensorType::kF32, {32}, std::vector<uint8_t>(128)});
       tensors_.push_back({"blk.1.fc2.weight", TensorType::kF32, {32}, std::vector<uint8_t>(128)});
       return;
     }
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
     for (size_t layer = 0;; ++layer) {
       const std::string p = "blk." + std::to_string(layer) + ".";
       const TensorInfo* gate = source_.find_tensor(p + "ffn_gate.weight");
@@ -234,11 +215,7 @@ class PowerInfer : public ::testing::Test {
   std::string file(const std::string& name) const { return (root_ / name).string(); }
   std::string make(const std::string& model, const Made& made,
                    const std::string& name = "source.gguf") const {
-<<<<<<< HEAD
-    Maker(fixture(model), made).write(file(name));
-=======
     Maker(fs::exists(model) ? model : fixture(model), made).write(file(name));
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
     return file(name);
   }
 
@@ -340,14 +317,11 @@ TEST_F(PowerInfer, PacksAreThoseOfThePlainModel) {
   EXPECT_EQ(logits(file("own.pack.gguf"), tokens, false), logits(file("plain.pack.gguf"), tokens, false));
   EXPECT_EQ(logits(file("own.pack.gguf"), tokens, true), logits(plain, tokens, true));
   EXPECT_LE(off_the_reference(file("own.pack.gguf"), "llama-fatrelu-f32"), 1e-4);
-<<<<<<< HEAD
-=======
   // Where the file has no such key, as published ones, an override says it.
   PackOptions overridden = options(make("llama-fatrelu-f32", {}), "told.pack.gguf");
   overridden.overrides = {{"ganglion.ffn.threshold", "0.4"}};
   pack(overridden);
   EXPECT_LE(off_the_reference(file("told.pack.gguf"), "llama-fatrelu-f32"), 1e-4);
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
 }
 
 TEST_F(PowerInfer, ElementsThatStandAloneAreTransposedExactly) {
@@ -418,8 +392,6 @@ TEST_F(PowerInfer, ItsPredictorsCanBeUsed) {
   EXPECT_FALSE(pack_model(carried, nullptr, nullptr).ok());
 }
 
-<<<<<<< HEAD
-=======
 // Positions lose their unused rows, biases get their name back, predictors are left out.
 TEST_F(PowerInfer, PlainCopiesOfOptAreTheModel) {
   const fs::path directory = fs::path(GANGLION_SHARED_FIXTURES) / "hf" / "opt";
@@ -448,7 +420,6 @@ TEST_F(PowerInfer, PlainCopiesOfOptAreTheModel) {
   EXPECT_NE(refused.status().message().find("is no table of positions"), std::string::npos);
 }
 
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
 TEST_F(PowerInfer, NothingElseRunsThem) {
   const std::string source = make("llama-relu-q4_0", {.predictors = true});
   EngineOptions engine;

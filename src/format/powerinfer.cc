@@ -11,11 +11,6 @@ using base::TensorType;
 
 namespace {
 
-<<<<<<< HEAD
-constexpr std::string_view kTransposed = ".ffn_down_t.weight";
-constexpr std::string_view kPlain = ".ffn_down.weight";
-constexpr const char* kActivationKey = "ganglion.ffn.activation";
-=======
 constexpr std::string_view kDown = ".ffn_down.";
 constexpr std::string_view kTransposed = ".ffn_down_t.";
 constexpr const char* kActivationKey = "ganglion.ffn.activation";
@@ -62,7 +57,6 @@ Status drop_unused_positions(TensorInfo* positions, base::Metadata* metadata) {
   metadata->set("opt.context_length", std::move(context));
   return base::ok_status();
 }
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
 
 }  // namespace
 
@@ -73,42 +67,18 @@ TensorType plain_down_type(TensorType transposed) {
 Result<GgufModel> plain_header(const GgufModel& source) {
   base::Metadata metadata = source.metadata();
   GANGLION_ASSIGN_OR_RETURN(const std::string architecture, metadata.string_required("general.architecture"));
-<<<<<<< HEAD
-  if (architecture != "llama" && architecture != "bamboo") {
-    return Status(Code::kUnsupported, "PowerInfer models of architecture '" + architecture.substr(0, 40) +
-                                          "' are not supported - known: llama, bamboo");
-  }
-  // Bamboo's own family knows that both gate and up are rectified.
-=======
   const bool opt = architecture == "opt";
   if (architecture != "llama" && architecture != "bamboo" && !opt) {
     return Status(Code::kUnsupported, "PowerInfer models of architecture '" + architecture.substr(0, 40) +
                                           "' are not supported - known: llama, bamboo, opt");
   }
   // The families of the others know what they are.
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
   if (architecture == "llama" && !metadata.has(kActivationKey)) {
     base::Value relu;
     relu.kind = base::ValueKind::kString;
     relu.text = "relu";
     metadata.set(kActivationKey, std::move(relu));
   }
-<<<<<<< HEAD
-  std::vector<TensorInfo> tensors = source.tensors();
-  for (TensorInfo& tensor : tensors) {
-    const size_t at = tensor.name.size() - std::min(tensor.name.size(), kTransposed.size());
-    if (tensor.name.compare(at, std::string::npos, kTransposed) != 0) continue;
-    const std::string name = tensor.name.substr(0, at) + std::string(kPlain);
-    if (tensor.dim_count != 2 || source.find_tensor(name) != nullptr) {
-      return Status(Code::kModelFile, tensor.dim_count != 2
-                                          ? "tensor '" + tensor.name + "' " + tensor.shape() + " is no matrix"
-                                          : "'" + name + "' and '" + tensor.name + "' are both there");
-    }
-    tensor.name = name;
-    std::swap(tensor.dims[0], tensor.dims[1]);
-    tensor.type = plain_down_type(tensor.type);
-    tensor.bytes = base::row_bytes(tensor.type, tensor.dims[0]) * tensor.dims[1];
-=======
   std::vector<TensorInfo> tensors;
   for (TensorInfo tensor : source.tensors()) {
     GANGLION_RETURN_IF_ERROR(rename_down(source, &tensor));
@@ -116,19 +86,15 @@ Result<GgufModel> plain_header(const GgufModel& source) {
     if (opt && tensor.name == "position_embd.weight")
       GANGLION_RETURN_IF_ERROR(drop_unused_positions(&tensor, &metadata));
     tensors.push_back(std::move(tensor));
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
   }
   return source.with_header(std::move(metadata), std::move(tensors));
 }
 
-<<<<<<< HEAD
-=======
 const TensorInfo* transposed_source(const GgufModel& source, const TensorInfo& plain) {
   const std::string name = replaced(plain.name, kDown, kTransposed);
   return name != plain.name && ends_with(name, ".weight") ? source.find_tensor(name) : nullptr;
 }
 
->>>>>>> d06ac0d396376ecd437414f5749e338f7a52f3ff
 Status refuse_powerinfer(const GgufModel& model, const std::string& path) {
   if (!model.powerinfer()) return base::ok_status();
   return Status(Code::kUnsupported,
