@@ -18,7 +18,7 @@ struct ConvertOptions {
 
 struct ConvertReport {
   std::string architecture;             ///< Of the GGUF file.
-  std::string activation;               ///< silu, relu or drelu.
+  std::string activation;               ///< silu, relu, drelu or fatrelu.
   uint64_t tensors = 0;                 ///< In the GGUF file.
   uint64_t bytes = 0;                   ///< Of their data.
   std::vector<std::string> skipped;     ///< Tensors that were left out because nothing uses them.

@@ -121,6 +121,15 @@ struct EngineStats {
   std::string device_lost = {};  ///< Why it was given up, the processor going on alone; empty: it was not.
 };
 
+/// What the predictor of a pack's layer found, summed over neurons, tokens and experts that were used.
+struct NeuronRecall {
+  uint64_t fired = 0;      ///< Neurons that contribute,
+  uint64_t found = 0;      ///< of those, that were predicted;
+  uint64_t predicted = 0;  ///< all that were.
+  double mass = 0;         ///< Sum of |act(gate) up| of what fired,
+  double found_mass = 0;   ///< and of what was found.
+};
+
 /// What the process has used so far at most.
 struct MemoryPeak {
   uint64_t resident_bytes = 0;  ///< VmHWM.
@@ -158,6 +167,10 @@ class Engine {
   /// Between evaluations: tells `sink` (null: nobody any more) of all routing from now on. Requires: loaded;
   /// `sink` outlives its use. Cost: none without a sink.
   virtual void set_routing_sink(RoutingSink* sink) = 0;
+  /// Between evaluations: from now on (until null) sparse passes compute all neurons to see which fire, and
+  /// add what predictors found to `layers`, one for each; those of layers without a predictor stay 0. Results
+  /// stay the same, bit for bit. Requires: loaded; `layers` outlives its use.
+  virtual void set_recall_sink(std::vector<NeuronRecall>* layers) = 0;
 
   /// Shrinks or grows caches between tokens. Requires: loaded. Errors: kResources if `bytes` is below the
   /// minimum, the present budget staying; kIo and kModelFile from reading weights.

@@ -31,6 +31,7 @@ struct ShardEntry {
   uint64_t bytes = 0;
   uint32_t version = 0;
   uint64_t tensors = 0;
+  bool powerinfer = false;  ///< As PowerInfer's tools write models: to be packed.
 };
 
 struct ModelContents {

@@ -14,7 +14,9 @@
 namespace ganglion {
 
 struct PackOptions {
-  std::string model_path;   ///< A GGUF model with ReLU, dReLU or ReGLU activations.
+  /// A GGUF model with ReLU, dReLU or ReGLU activations, or one of PowerInfer, of which a plain copy lies
+  /// beside the output meanwhile.
+  std::string model_path;
   std::string output_path;  ///< Appears when it is complete.
   std::string memory = "auto";
   int threads = 0;
@@ -23,8 +25,12 @@ struct PackOptions {
   std::string text_path;         ///< on this text (empty: the one that is shipped)
   bool random_tokens = false;    ///< or on random tokens, for synthetic models (then nothing is measured),
   size_t tokens = 4096;          ///< at most so many.
-  /// Type of the transposed down rows: q4, q6, q8, f16 or f32; auto: q6, q8 or f16, as the source.
+  /// Type of the transposed down rows: q4, q6, q8, f16 or f32; auto: q6, q8 or f16, as the source; q4 of
+  /// a PowerInfer model's rows of Q4_0.
   std::string down = "auto";
+  /// Leaves out the down matrices as the source has them: a smaller file, whose prompts and exact passes use
+  /// the transposed rows.
+  bool slim = false;
   /// Of the predictors, a multiple of 32; 0: none, all gates are computed. Not given: 192 in layers where
   /// that makes less to read and compute, 0 in the others.
   std::optional<uint32_t> rank;
@@ -56,6 +62,7 @@ struct PackReport {
   std::string down;
   std::vector<uint32_t> ranks;  ///< Of the layers.
   size_t carried = 0;           ///< Layers whose predictor is the one that the model carries.
+  std::string source_note;      ///< What became of a PowerInfer model's down matrices; empty: of others.
   // Sparse passes against exact ones:
   size_t judged_tokens = 0;     ///< 0: not measured.
   double divergence = 0;        ///< Mean KL divergence in nat.

@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "engine/runtime.h"
+#include "format/powerinfer.h"
 #include "model/weight_map.h"
 #include "platform/cpu.h"
 
@@ -27,6 +28,7 @@ Result<std::unique_ptr<ModelSource>> ModelSource::open(const SourceOptions& opti
 
 Status ModelSource::read_header(const SourceOptions& options) {
   GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(options.model_path));
+  GANGLION_RETURN_IF_ERROR(format::refuse_powerinfer(file, options.model_path));
   file_ = std::make_unique<format::GgufModel>(std::move(file));
   GANGLION_RETURN_IF_ERROR(engine::apply_overrides(options.overrides, &file_->metadata()));
   GANGLION_ASSIGN_OR_RETURN(config_, model_config::read_model_config(file_->metadata()));
@@ -133,6 +135,20 @@ Status ModelSource::read_slice(const TensorInfo& tensor, uint32_t expert, std::v
   GANGLION_RETURN_IF_ERROR(file.read_exact(offset, *out).with_context("tensor '" + tensor.name + "'"));
   ::posix_fadvise(file.fd(), static_cast<off_t>(offset), static_cast<off_t>(out->size()),
                   POSIX_FADV_DONTNEED);
+  return base::ok_status();
+}
+
+Status copy_tensor(const platform::File& file, const TensorInfo& tensor, format::GgufWriter* writer) {
+  constexpr uint64_t kSlice = 4 * base::kMiB;
+  std::vector<uint8_t> bytes;
+  for (uint64_t at = 0; at < tensor.bytes; at += bytes.size()) {
+    bytes.resize(std::min<uint64_t>(kSlice, tensor.bytes - at));
+    const uint64_t from = tensor.offset + at;
+    GANGLION_RETURN_IF_ERROR(file.read_exact(from, bytes).with_context("tensor '" + tensor.name + "'"));
+    ::posix_fadvise(file.fd(), static_cast<off_t>(from), static_cast<off_t>(bytes.size()),
+                    POSIX_FADV_DONTNEED);
+    GANGLION_RETURN_IF_ERROR(writer->write(bytes));
+  }
   return base::ok_status();
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "format/gguf.h"
+#include "format/gguf_writer.h"
 #include "format/model_fingerprint.h"
 #include "ganglion/text.h"
 #include "kernels/kernel_table.h"
@@ -88,6 +89,10 @@ class ModelSource {
   const kernels::KernelTable* kernels_ = nullptr;
   std::unique_ptr<platform::ThreadPool> threads_;
 };
+
+/// A tensor's bytes as they are, slice by slice, which leave the page cache again. Errors: kIo, kModelFile.
+base::Status copy_tensor(const platform::File& file, const format::TensorInfo& tensor,
+                         format::GgufWriter* writer);
 
 /// Fails with kResources where the folder of `path` has less than `need_bytes` left; `what` names them.
 /// Errors: also kIo where there is no such folder.

@@ -66,21 +66,38 @@ Status PackJudge::run_windows(Engine& engine, bool sparse, LogitSink* sink) {
   return ok_status();
 }
 
+Result<std::unique_ptr<Engine>> PackJudge::open(const std::string& path) const {
+  EngineOptions options = options_;
+  options.model_path = path;
+  Result<std::unique_ptr<Engine>> engine = Engine::open(options);
+  if (!engine.ok()) return engine;
+  const Status loaded = engine.value()->load(nullptr, nullptr);
+  if (!loaded.ok()) return loaded;
+  return engine;
+}
+
 Result<Judgement> PackJudge::judge() {
-  Result<std::unique_ptr<Engine>> engine = Engine::open(options_);
-  if (!engine.ok()) return engine.status();
-  Status status = engine.value()->load(nullptr, nullptr);
-  if (!status.ok()) return status;
+  std::unique_ptr<Engine> engine;
+  Status status;
+  const auto use = [&](const std::string& path) {
+    engine.reset();  // Both at once would take twice the budget.
+    Result<std::unique_ptr<Engine>> opened = open(path);
+    status = opened.status();
+    if (status.ok()) engine = opened.take();
+    return status.ok();
+  };
   const Status no_room(Code::kIo, "cannot keep probabilities in a temporary file beside the pack");
   if (!has_base_) {
+    if (!use(exact_path_)) return status;
     JudgeSink keep(&base_, false);
-    status = run_windows(*engine.value(), false, &keep);
+    status = run_windows(*engine, false, &keep);
     if (!status.ok()) return status;
     if (keep.broken()) return no_room;
     has_base_ = true;
   }
+  if ((engine == nullptr || exact_path_ != options_.model_path) && !use(options_.model_path)) return status;
   JudgeSink compare(&base_, true);
-  status = run_windows(*engine.value(), true, &compare);
+  status = run_windows(*engine, true, &compare);
   if (!status.ok()) return status;
   if (compare.broken()) return no_room;
   return compare.judgement();

@@ -19,11 +19,13 @@ struct Judgement {
 
 class PackJudge {
  public:
-  /// `engine` opens the pack, which may change between judgements but for its exact passes. Exact
-  /// probabilities are kept in an unnamed file in `folder`. `progress` as in pack_model().
-  PackJudge(EngineOptions engine, std::vector<int32_t> tokens, const std::string& folder,
-            StageProgress progress, void* context)
+  /// `engine` opens the pack, which may change between judgements but for its exact passes; exact passes are
+  /// those of `exact_path`. Their probabilities are kept in an unnamed file in `folder`. `progress` as in
+  /// pack_model().
+  PackJudge(EngineOptions engine, std::string exact_path, std::vector<int32_t> tokens,
+            const std::string& folder, StageProgress progress, void* context)
       : options_(std::move(engine)),
+        exact_path_(std::move(exact_path)),
         tokens_(std::move(tokens)),
         base_(folder),
         progress_(progress),
@@ -35,7 +37,10 @@ class PackJudge {
  private:
   Status run_windows(Engine& engine, bool sparse, LogitSink* sink);
 
+  Result<std::unique_ptr<Engine>> open(const std::string& path) const;
+
   EngineOptions options_;
+  std::string exact_path_;
   std::vector<int32_t> tokens_;
   ProbabilityFile base_;
   StageProgress progress_;

@@ -13,6 +13,7 @@
 #include "calibration/calibration_tokens.h"
 #include "calibration/pack_judge.h"
 #include "calibration/pack_layer.h"
+#include "calibration/plain_copy.h"
 #include "calibration/sparsify.h"
 #include "engine/runtime.h"
 #include "ganglion/calibration.h"
@@ -137,6 +138,7 @@ class Packer {
     const FfnMatrices& ffn = layers_[i].ffn;
     if (options_.predictor != "auto") return options_.predictor == "mlp";
     if (ffn.mlp_low == nullptr || options_.rank.has_value()) return false;
+    if (!calibration::check_rank(calibration::carried_rank(ffn)).ok()) return false;
     GANGLION_ASSIGN_OR_RETURN(const CalibratedLayer learnt, calibrated(i, true));
     double touched[2];
     for (const bool carried : {false, true}) {
@@ -289,6 +291,7 @@ class Packer {
     }
     writer->add_uint("ganglion.pack.version", 2);
     writer->add_string("ganglion.pack.down", down_);
+    if (options_.slim) writer->add_bool("ganglion.pack.slim", true);
     writer->add_uint("ganglion.pack.calibration_tokens",
                      static_cast<uint32_t>(calibration_->header().tokens));
     writer->add_float(kRecallKey, static_cast<float>(options_.recall));
@@ -322,25 +325,12 @@ class Packer {
     for (const TensorInfo& tensor : source_->file().tensors()) {
       const bool bundled = std::any_of(layers_.begin(), layers_.end(), [&](const PackedLayer& layer) {
         return layer.ffn.gate == &tensor || layer.ffn.up == &tensor || layer.ffn.mlp_low == &tensor ||
-               layer.ffn.mlp_out == &tensor || layer.ffn.bias == &tensor;
+               layer.ffn.mlp_out == &tensor || layer.ffn.bias == &tensor ||
+               (options_.slim && layer.ffn.down == &tensor);
       });
       if (!bundled) kept.push_back(&tensor);
     }
     return kept;
-  }
-
-  Status copy(const TensorInfo& tensor, format::GgufWriter* writer) const {
-    std::vector<uint8_t> bytes;
-    const platform::File& file = source_->files()[tensor.shard];
-    for (uint64_t at = 0; at < tensor.bytes; at += bytes.size()) {
-      bytes.resize(std::min<uint64_t>(4 * base::kMiB, tensor.bytes - at));
-      GANGLION_RETURN_IF_ERROR(
-          file.read_exact(tensor.offset + at, bytes).with_context("tensor '" + tensor.name + "'"));
-      ::posix_fadvise(file.fd(), static_cast<off_t>(tensor.offset + at), static_cast<off_t>(bytes.size()),
-                      POSIX_FADV_DONTNEED);
-      GANGLION_RETURN_IF_ERROR(writer->write(bytes));
-    }
-    return ok_status();
   }
 
   Result<PackReport> write() {
@@ -353,7 +343,8 @@ class Packer {
     }
     for (size_t i = 0; i < layers_.size(); ++i) calibration::declare_layer(layers_[i], prefix(i), &writer);
     GANGLION_RETURN_IF_ERROR(writer.begin_data());
-    for (const TensorInfo* tensor : kept) GANGLION_RETURN_IF_ERROR(copy(*tensor, &writer));
+    for (const TensorInfo* tensor : kept)
+      GANGLION_RETURN_IF_ERROR(calibration::copy_tensor(source_->files()[tensor->shard], *tensor, &writer));
     PackReport report;
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (!tell("packing layers", i, layers_.size())) return Status(Code::kCancelled, "interrupted");
@@ -411,13 +402,15 @@ class Packer {
   calibration::PackJudge make_judge(const format::GgufWriter& writer) const {
     EngineOptions engine;
     engine.model_path = writer.part_path();
+    const std::string& exact = options_.slim ? options_.model_path : engine.model_path;
     engine.memory = options_.memory;
     engine.threads = options_.threads;
     engine.isa = options_.isa;
     engine.context = kWindow;
     engine.overrides = options_.overrides;
     const size_t slash = options_.output_path.rfind('/');
-    return {engine, judged_, slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
+    return {engine,    exact,
+            judged_,   slash == std::string::npos ? "." : options_.output_path.substr(0, slash + 1),
             progress_, context_};
   }
 
@@ -536,7 +529,15 @@ class Packer {
 }  // namespace
 
 Result<PackReport> pack_model(const PackOptions& options, StageProgress progress, void* context) {
-  return Packer(options, progress, context).run();
+  GANGLION_ASSIGN_OR_RETURN(const calibration::PlainCopy plain,
+                            calibration::PlainCopy::make(options, progress, context));
+  if (!plain.made()) return Packer(options, progress, context).run();
+  PackOptions own = options;
+  own.model_path = plain.path();
+  if (own.down == "auto" && !plain.down().empty()) own.down = plain.down();
+  Result<PackReport> report = Packer(own, progress, context).run();
+  if (report.ok()) report.value().source_note = plain.note();
+  return report;
 }
 
 }  // namespace ganglion

@@ -70,9 +70,10 @@ std::string fixture(const std::string& name) {
 }
 
 PackReport pack(const std::string& model, const std::string& output, uint32_t rank, const std::string& down,
-                const std::string& sparsify = "") {
+                const std::string& sparsify = "", bool slim = false) {
   PackOptions options;
   options.sparsify = sparsify;
+  options.slim = slim;
   options.model_path = model;
   options.output_path = output;
   options.memory = "2G";  // Sanitizers keep what was freed for a while.
@@ -199,6 +200,54 @@ TEST_P(Pack, WithoutAPredictorSparsePassesDependOnPackAndTokensAlone) {
   const std::vector<float> all = logits_of(path, {});
   expect_same_bits(all, logits_of(path, {.memory = "min", .threads = 3}), "streamed");
   expect_same_bits(all, logits_of(path, {.memory = "min", .generated_at_once = 5}), "five rows at once");
+}
+
+TEST_P(Pack, SlimOnesTakeAllNeuronsByTheirBundles) {
+  const std::string model = fixture(GetParam());
+  if (model.empty()) GTEST_SKIP() << "SKIPPED: " << GetParam() << " is only in the shared fixtures";
+  const bool f32 = std::string(GetParam()).find("f32") != std::string::npos;
+  std::vector<float> of_any_rank;
+  for (const uint32_t rank : {32U, 0U}) {
+    const Folder folder;
+    const std::string path = folder.file("m.gguf");
+    pack(model, folder.file("whole.gguf"), rank, f32 ? "f32" : "q8");
+    pack(model, path, rank, f32 ? "f32" : "q8", "", true);
+    EXPECT_LT(fs::file_size(path), fs::file_size(folder.file("whole.gguf")));
+    const std::vector<float> exact = logits_of(path, {.exact = true});
+    if (of_any_rank.empty()) of_any_rank = exact;
+    expect_same_bits(exact, of_any_rank, "with and without predictors");
+    expect_same_bits(exact, logits_of(path, {.memory = "min", .threads = 3, .exact = true}), "streamed");
+    expect_same_bits(exact, logits_of(path, {.exact = true, .generated_at_once = 5}), "five rows at once");
+    const std::vector<float> sparse = logits_of(path, {});
+    if (rank == 0) {
+      expect_same_bits(exact, sparse, "all gates are computed, so that no neuron is left out");
+    } else {
+      EXPECT_NE(exact, sparse) << "predictors had no say";
+    }
+    expect_same_bits(sparse, logits_of(path, {.memory = "min", .threads = 1, .io_uring = false}),
+                     "one thread");
+  }
+  if (!f32) return;  // Others round the activated product to 8 bits where bundles do not.
+  const std::vector<float> source = logits_of(model, {});
+  ASSERT_EQ(source.size(), of_any_rank.size());
+  for (size_t i = 0; i < source.size(); ++i) EXPECT_NEAR(source[i], of_any_rank[i], 3e-3F);
+}
+
+TEST(PackModel, SlimSiluPacksLeaveNothingOutWhereAllIsAskedFor) {
+  const std::string model = fixture("llama-rope3-f32");
+  const Folder folder;
+  pack(model, folder.file("m.gguf"), 0, "f32", "cats:0.5", true);
+  const std::vector<float> source = logits_of(model, {});
+  const std::vector<float> exact = logits_of(folder.file("m.gguf"), {.memory = "min", .exact = true});
+  const std::vector<float> sparse = logits_of(folder.file("m.gguf"), {});
+  float most = 0;
+  float lossy = 0;
+  for (size_t i = 0; i < source.size(); ++i) {
+    most = std::max(most, std::abs(source[i] - exact[i]));
+    lossy = std::max(lossy, std::abs(source[i] - sparse[i]));
+  }
+  EXPECT_LE(most, 3e-3F);
+  EXPECT_GT(lossy, 10 * most);
 }
 
 TEST(PackModel, SmallSiluActivationsAreLeftOutWhereAsked) {

@@ -37,7 +37,8 @@ std::string inspect_text(const ModelContents& contents) {
   for (const ShardEntry& shard : contents.shards) {
     bytes += shard.bytes;
     text += "file " + shard.path + ": " + bytes_text(static_cast<double>(shard.bytes)) + ", GGUF v" +
-            std::to_string(shard.version) + ", " + std::to_string(shard.tensors) + " tensors\n";
+            std::to_string(shard.version) + (shard.powerinfer ? " of PowerInfer (to be packed)" : "") + ", " +
+            std::to_string(shard.tensors) + " tensors\n";
   }
   text += std::to_string(contents.parameters) + " parameters in " + bytes_text(static_cast<double>(bytes)) +
           "\n\nmetadata\n";
@@ -62,6 +63,7 @@ std::string inspect_json(const ModelContents& contents) {
     out["files"].push_back({{"path", shard.path},
                             {"bytes", shard.bytes},
                             {"version", shard.version},
+                            {"powerinfer", shard.powerinfer},
                             {"tensors", shard.tensors}});
   }
   for (const MetadataEntry& entry : contents.metadata) {

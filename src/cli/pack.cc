@@ -32,6 +32,7 @@ std::string report_json(const PackOptions& options, const PackReport& report) {
                       {"down", report.down},
                       {"layers", ordered_json::array()}};
   if (report.left_out > 0) out["left_out"] = report.left_out;
+  if (!report.source_note.empty()) out["source"] = "PowerInfer: " + report.source_note;
   if (report.judged_tokens > 0) {
     out["judged_tokens"] = report.judged_tokens;
     out["kl_divergence"] = report.divergence;
@@ -64,6 +65,7 @@ std::string report_text(const PackOptions& options, const PackReport& report) {
   std::string text = options.output_path + ": " + bytes_text(static_cast<double>(report.bytes)) +
                      ", down rows in " + report.down + ", calibrated on " + std::to_string(report.tokens) +
                      " tokens\n";
+  if (!report.source_note.empty()) text += "from a PowerInfer model: " + report.source_note + "\n";
   char line[256];
   std::snprintf(line, sizeof line,
                 "active %.1f %% of the neurons; the most frequent 30 %% have %.0f %% of the activations\n",
@@ -128,7 +130,10 @@ void register_pack(CLI::App& app, CommandBody* body) {
       "Pack a model with sparse activations (ReLU kinds), so that single neurons can be read and cached");
   auto flags = std::make_shared<PackFlags>();
   PackOptions& o = flags->options;
-  command->add_option("-m,--model,model", o.model_path, "GGUF file, any shard, or a directory")->required();
+  command
+      ->add_option("-m,--model,model", o.model_path,
+                   "GGUF file (PowerInfer's, too), any shard, or a directory")
+      ->required();
   command->add_option("-o,--output", o.output_path, "The pack to write")->required();
   CLI::Option* calibration =
       command->add_option("--calibration", o.calibration_path, "What ganglion calibrate made of this model");
@@ -144,19 +149,22 @@ void register_pack(CLI::App& app, CommandBody* body) {
   command->add_option("--mem", o.memory, "Memory budget")->capture_default_str();
   command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
   command
-      ->add_option(
-          "--down", o.down,
-          "Type of the transposed down rows: auto (q6, q8 or f16, by the source), q4, q6, q8, f16, f32")
+      ->add_option("--down", o.down,
+                   "Type of the transposed down rows: auto (by the source: q6, q8 or f16, and q4 of "
+                   "PowerInfer's Q4_0), q4, q6, q8, f16, f32")
       ->capture_default_str();
+  command->add_flag("--slim", o.slim,
+                    "Leave out the down matrices as they are in the model: a smaller pack, whose prompts are "
+                    "slower and use the transposed down rows");
   bounded(
       command->add_option("--rank", o.rank,
                           "Rank of the predictors, a multiple of 32; 0: none, exact (default: by layer, 192 "
                           "where it pays)"),
       4096);
   command
-      ->add_option(
-          "--predictor", o.predictor,
-          "svd: fitted; mlp: those that the model carries (TurboSparse); auto: by layer, what costs less")
+      ->add_option("--predictor", o.predictor,
+                   "svd: fitted; mlp: those that the model carries (TurboSparse, PowerInfer); auto: by "
+                   "layer, what costs less")
       ->capture_default_str();
   CLI::Option* sparsify = command->add_option(
       "--sparsify", o.sparsify,

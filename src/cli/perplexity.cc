@@ -25,6 +25,7 @@ struct PerplexityFlags {
   std::string against;
   size_t window = 512;
   size_t most_windows = 0;
+  bool recall = true;
   bool json = false;
 };
 
@@ -93,6 +94,7 @@ class Score final : public LogitSink {
 struct Windows {
   size_t tokens = 0;
   size_t window = 0;
+  std::vector<NeuronRecall> recall;  ///< By layer; empty: not measured.
 };
 
 /// One model over the text. A pack sees the first half of a window as a prompt and the rest as if it had
@@ -112,7 +114,9 @@ Status score_text(PerplexityFlags& flags, const std::string& path, const std::st
   if (!session.ok()) return session.status();
   const size_t window = std::min(flags.window, tokens.size());
   const size_t count = tokens.size() / window;
-  *windows = {tokens.size(), window};
+  *windows = {tokens.size(), window, {}};
+  if (flags.recall && engine.value()->plan().sparsity == "predictors")
+    engine.value()->set_recall_sink(&windows->recall);
   for (size_t i = 0; i < count && (flags.most_windows == 0 || i < flags.most_windows); ++i) {
     std::vector<int32_t> part(tokens.begin() + static_cast<ptrdiff_t>(i * window),
                               tokens.begin() + static_cast<ptrdiff_t>((i + 1) * window));
@@ -138,6 +142,43 @@ Status score_text(PerplexityFlags& flags, const std::string& path, const std::st
   return ok_status();
 }
 
+double share(double part, double whole) {
+  return whole > 0 ? part / whole : 1;
+}
+
+ordered_json recall_json(const std::vector<NeuronRecall>& layers) {
+  ordered_json out = ordered_json::array();
+  for (const NeuronRecall& layer : layers) {
+    if (layer.predicted == 0) {
+      out.push_back(nullptr);
+      continue;
+    }
+    const auto fired = static_cast<double>(layer.fired);
+    out.push_back({{"recall", share(static_cast<double>(layer.found), fired)},
+                   {"mass_recall", share(layer.found_mass, layer.mass)},
+                   {"over_prediction", share(static_cast<double>(layer.predicted), fired)}});
+  }
+  return out;
+}
+
+std::string recall_text(const std::vector<NeuronRecall>& layers) {
+  std::string text;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const NeuronRecall& layer = layers[i];
+    if (layer.predicted == 0) continue;  // Without a predictor: all gates are computed.
+    const auto fired = static_cast<double>(layer.fired);
+    char line[160];
+    std::snprintf(
+        line, sizeof line,
+        "layer %zu: %.2f %% of the neurons that fire are predicted, %.2f %% of their mass, with %.2f "
+        "predicted for each\n",
+        i, 100 * share(static_cast<double>(layer.found), fired), 100 * share(layer.found_mass, layer.mass),
+        share(static_cast<double>(layer.predicted), fired));
+    text += line;
+  }
+  return text;
+}
+
 std::string report(const PerplexityFlags& flags, const Windows& windows, const Score& score,
                    const Score& base) {
   const double perplexity = std::exp(score.nll().value());
@@ -156,6 +197,7 @@ std::string report(const PerplexityFlags& flags, const Windows& windows, const S
       out["kl_divergence"] = score.divergence().value();
       out["kl_divergence_error"] = score.divergence().error();
       out["same_top"] = score.same_top().value();
+      if (!windows.recall.empty()) out["layers"] = recall_json(windows.recall);
     }
     return out.dump(1) + "\n";
   }
@@ -170,7 +212,7 @@ std::string report(const PerplexityFlags& flags, const Windows& windows, const S
                   "token %.2f %%\n",
                   flags.against.c_str(), base_perplexity, score.divergence().value(),
                   score.divergence().error(), 100 * score.same_top().value());
-    text += line;
+    text += line + recall_text(windows.recall);
   }
   return text;
 }
@@ -193,10 +235,13 @@ int run_perplexity(PerplexityFlags& flags) {
   Score score(kept, true);
   Windows windows;
   if (kept != nullptr) {
-    const Status status = score_text(flags, flags.against, text.value(), &base, &windows);
+    PerplexityFlags of_base = flags;
+    of_base.recall = false;
+    const Status status = score_text(of_base, flags.against, text.value(), &base, &windows);
     if (!status.ok()) return fail(status);
     kept->rewind();
   }
+  flags.recall = flags.recall && kept != nullptr;
   const Status status = score_text(flags, flags.model.engine.model_path, text.value(), &score, &windows);
   if (!status.ok()) return fail(status);
   const Status written = write_out(report(flags, windows, score, base));
@@ -214,6 +259,9 @@ void register_perplexity(CLI::App& app, CommandBody* body) {
   command->add_option("--against", flags->against,
                       "Also compare with this model: KL divergence, agreement (a pack against its source)");
   command->add_option("--chunks", flags->most_windows, "Windows to evaluate at most (0: all)");
+  command->add_flag("!--no-recall", flags->recall,
+                    "With --against: do not measure what the predictors of a pack find (faster: it takes all "
+                    "neurons)");
   command->add_flag("--json", flags->json, "Print JSON");
   command->callback([flags, body] { *body = [flags] { return run_perplexity(*flags); }; });
 }

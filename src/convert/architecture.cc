@@ -26,30 +26,80 @@ constexpr uint64_t kMaxVocab = 1U << 24;
 constexpr uint64_t kMaxExperts = 4096;
 constexpr uint64_t kMaxExpertTensors = 1U << 17;
 
+// The experts of a layer in the checkpoint, and the fields of config.json that count them.
+struct ExpertNames {
+  const char* folder;  // in the layer
+  const char* router;
+  const char* parts[3];  // gate, up, down
+  const char* count;
+  const char* used;
+  const char* ffn;
+};
+constexpr ExpertNames kMixtralExperts = {
+    .folder = "block_sparse_moe.",
+    .router = "gate",
+    .parts = {"w1", "w3", "w2"},
+    .count = "num_local_experts",
+    .used = "num_experts_per_tok",
+    .ffn = "intermediate_size",
+};
+constexpr ExpertNames kQwenExperts = {
+    .folder = "mlp.",
+    .router = "gate",
+    .parts = {"gate_proj", "up_proj", "down_proj"},
+    .count = "num_experts",
+    .used = "num_experts_per_tok",
+    .ffn = "moe_intermediate_size",
+};
+constexpr ExpertNames kSmallThinkerExperts = {
+    .folder = "block_sparse_moe.",
+    .router = "primary_router",
+    .parts = {"gate", "up", "down"},
+    .count = "moe_num_primary_experts",
+    .used = "moe_num_active_primary_experts",
+    .ffn = "moe_ffn_hidden_size",
+};
+
+enum class Family : uint8_t { kLlama, kQwen, kSmallThinker };
+
 struct Architecture {
   const char* name;  // in "architectures"
   const char* gguf;
-  bool interleave;  // query and key rows
-  bool experts;     // Mixtral's
-  bool drelu;       // gate and up are rectified, though hidden_act says "relu"
-  bool qkv_biases;  // always there
-  bool head_norms;  // on queries and keys
-  bool window_key;  // the GGUF architecture takes a sliding window
-  bool tied;        // where the config does not say
+  Family family = Family::kLlama;        // kLlama: query and key rows are interleaved, a window has a key
+  const ExpertNames* experts = nullptr;  // null: a dense FFN
+  bool drelu = false;                    // gate and up are rectified, though hidden_act says "relu"
+  bool sparse = false;                   // rectified in any case: not SiLU
+  bool qkv_biases = false;               // always there
+  bool head_norms = false;               // on queries and keys
+  bool tied = false;                     // where the config does not say
+
+  bool is_llama() const { return family == Family::kLlama; }
 };
 // Source of the dReLU rows: the released models compute down(relu(gate) * relu(up)).
 constexpr Architecture kArchitectures[] = {
-    {"LlamaForCausalLM", "llama", true, false, false, false, false, true, false},
-    {"MistralForCausalLM", "llama", true, false, false, false, false, true, false},
-    {"MixtralForCausalLM", "llama", true, true, false, false, false, true, false},
-    {"BambooForCausalLM", "llama", true, false, true, false, false, true, false},
-    {"TurboSparseMixtralForCausalLM", "llama", true, true, true, false, false, true, false},
-    {"Qwen2ForCausalLM", "qwen2", false, false, false, true, false, false, false},
-    {"Qwen3ForCausalLM", "qwen3", false, false, false, false, true, false, false},
+    {.name = "LlamaForCausalLM", .gguf = "llama"},
+    {.name = "MistralForCausalLM", .gguf = "llama"},
+    {.name = "MixtralForCausalLM", .gguf = "llama", .experts = &kMixtralExperts},
+    {.name = "SparseLlamaForCausalLM", .gguf = "llama", .sparse = true},  // ProSparse
+    {.name = "BambooForCausalLM", .gguf = "llama", .drelu = true},
+    {.name = "TurboSparseMixtralForCausalLM", .gguf = "llama", .experts = &kMixtralExperts, .drelu = true},
+    {.name = "Qwen2ForCausalLM", .gguf = "qwen2", .family = Family::kQwen, .qkv_biases = true},
+    {.name = "Qwen3ForCausalLM", .gguf = "qwen3", .family = Family::kQwen, .head_norms = true},
+    {.name = "Qwen3MoeForCausalLM",
+     .gguf = "qwen3moe",
+     .family = Family::kQwen,
+     .experts = &kQwenExperts,
+     .head_norms = true},
+    {.name = "SmallThinkerForCausalLM",
+     .gguf = "smallthinker",
+     .family = Family::kSmallThinker,
+     .experts = &kSmallThinkerExperts,
+     .tied = true},
 };
 
 struct Sizes {
-  uint64_t dim = 0, ffn = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, context = 0, experts = 0;
+  uint64_t dim = 0, ffn = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, context = 0;
+  uint64_t experts = 0, expert_ffn = 0;
 };
 
 class Planner {
@@ -74,7 +124,12 @@ class Planner {
   void put(const char* name, uint64_t value) { writer_->add_uint(key(name), static_cast<uint32_t>(value)); }
 
   void read_sizes();
+  void read_experts();
+  void check_qwen_experts();
+  void check_small_thinker();
   void read_window();
+  void read_layouts();
+  bool is_layout(const char* field, uint64_t fallback, uint64_t at_fourth, uint64_t elsewhere) const;
   void read_activation();
   void read_rope();
   void llama3_rope(const Json& rope, double base);
@@ -97,7 +152,8 @@ class Planner {
 
 void Planner::read_sizes() {
   s_.dim = config_.count("hidden_size", kMaxDim);
-  s_.ffn = config_.count("intermediate_size", kMaxDim);
+  const bool only_experts = a_.family == Family::kSmallThinker;
+  s_.ffn = config_.count(only_experts ? a_.experts->ffn : "intermediate_size", kMaxDim);
   s_.layers = config_.count("num_hidden_layers", kMaxLayers);
   s_.heads = config_.count("num_attention_heads", kMaxHeads);
   s_.kv_heads = config_.count_or("num_key_value_heads", s_.heads, kMaxHeads);
@@ -113,16 +169,7 @@ void Planner::read_sizes() {
                      static_cast<unsigned long long>(s_.heads), static_cast<unsigned long long>(s_.head_dim),
                      static_cast<unsigned long long>(s_.kv_heads)));
   }
-  if (a_.experts) {
-    s_.experts = config_.count("num_local_experts", kMaxExperts);
-    if (s_.experts * s_.layers > kMaxExpertTensors) {
-      config_.fail(Code::kModelFile,
-                   "'num_local_experts' times 'num_hidden_layers' is more than any model has");
-      s_.experts = 1;
-    }
-    put("expert_count", s_.experts);
-    put("expert_used_count", config_.count("num_experts_per_tok", s_.experts));
-  }
+  if (a_.experts != nullptr) read_experts();
   if (!config_["quantization_config"].is_null()) {
     config_.fail(Code::kUnsupported,
                  "the weights are quantised already (quantization_config) - get the "
@@ -131,31 +178,116 @@ void Planner::read_sizes() {
   read_window();
 }
 
+void Planner::read_experts() {
+  s_.experts = config_.count(a_.experts->count, kMaxExperts);
+  s_.expert_ffn = config_.count(a_.experts->ffn, kMaxDim);
+  if (s_.experts * s_.layers > kMaxExpertTensors) {
+    config_.fail(Code::kModelFile, "'" + std::string(a_.experts->count) +
+                                       "' times 'num_hidden_layers' is more than any model has");
+    s_.experts = 1;
+  }
+  put("expert_count", s_.experts);
+  put("expert_used_count", config_.count(a_.experts->used, s_.experts));
+  if (!a_.is_llama()) put("expert_feed_forward_length", s_.expert_ffn);
+  if (a_.family == Family::kQwen) check_qwen_experts();
+  if (a_.family == Family::kSmallThinker) check_small_thinker();
+}
+
+// The GGUF architecture has experts in every layer, whose weights are divided by their sum.
+void Planner::check_qwen_experts() {
+  if (config_.count_or("decoder_sparse_step", 1, kMaxLayers) != 1 ||
+      !config_["mlp_only_layers"].items().empty()) {
+    config_.fail(Code::kUnsupported,
+                 "'decoder_sparse_step' or 'mlp_only_layers' says that some layers have no experts, which is "
+                 "not supported");
+  }
+  if (!config_["norm_topk_prob"].bool_or(false))
+    config_.fail(Code::kUnsupported, "'norm_topk_prob' is not true, which is not supported");
+}
+
+// What configurations of this class can say besides, but no published model does.
+void Planner::check_small_thinker() {
+  constexpr uint64_t kSoftmax = 1, kSigmoid = 2;
+  put("expert_gating_func", config_["moe_primary_router_apply_softmax"].bool_or(false) ? kSoftmax : kSigmoid);
+  config_.expect_flag("moe_enable_early_router", true);
+  config_.expect_flag("moe_enable_secondary_experts", false);
+  config_.expect_flag("use_qk_norm", false);
+  for (const Json& layer : config_["moe_layer_layout"].items()) {
+    if (layer.number_or(1) != 1)
+      config_.fail(Code::kUnsupported,
+                   "'moe_layer_layout' says that some layers have no experts, which is "
+                   "not supported");
+  }
+  if (config_["moe_shared_primary_experts"].number_or(0) != 0)
+    config_.fail(Code::kUnsupported, "'moe_shared_primary_experts' is not 0, which is not supported");
+}
+
 // Windows matter only where they are shorter than the context.
 void Planner::read_window() {
+  if (a_.family == Family::kSmallThinker) return read_layouts();
   const uint64_t window = config_.count_or("sliding_window", 0, kMaxContext);
-  const bool used = config_["use_sliding_window"].bool_or(a_.window_key);
+  const bool used = config_["use_sliding_window"].bool_or(a_.is_llama());
   if (!used || window == 0 || window >= s_.context) return;
-  if (a_.window_key) return put("attention.sliding_window", window);
+  if (a_.is_llama()) return put("attention.sliding_window", window);
   // Qwen: the layers from this one on.
   if (config_.count_or("max_window_layers", 0, kMaxLayers) < s_.layers) {
     config_.fail(Code::kUnsupported, "'use_sliding_window' is true, which is not supported here");
   }
 }
 
+// Whether the numbers of a field, one per layer, are `at_fourth` in layers 0, 4, 8 ... and `elsewhere`.
+bool Planner::is_layout(const char* field, uint64_t fallback, uint64_t at_fourth, uint64_t elsewhere) const {
+  const Json& layout = config_[field];
+  const bool given = layout.is_array();
+  if (given && layout.items().size() != s_.layers) return false;
+  for (uint64_t i = 0; i < s_.layers; ++i) {
+    uint64_t value = fallback;
+    if (given && !layout.items()[i].try_uint(1, &value)) return false;
+    if (value != (i % 4 == 0 ? at_fourth : elsewhere)) return false;
+  }
+  return true;
+}
+
+// SmallThinker: a window's key means that the layers 0, 4, 8 ... have neither rope nor window and the others
+// both, whatever the context; without it every layer has rope and none a window.
+void Planner::read_layouts() {
+  constexpr const char* kRope = "rope_layout";
+  constexpr const char* kWindow = "sliding_window_layout";
+  if (is_layout(kRope, 1, 1, 1) && is_layout(kWindow, 0, 0, 0)) return;
+  if (is_layout(kRope, 1, 0, 1) && is_layout(kWindow, 0, 0, 1))
+    return put("attention.sliding_window", config_.count("sliding_window_size", kMaxContext));
+  config_.fail(Code::kUnsupported,
+               "'rope_layout' and 'sliding_window_layout' are not known - known: rope and no window in every "
+               "layer of num_hidden_layers; neither in layers 0, 4, 8 ... and both in the others");
+}
+
 void Planner::read_activation() {
+  if (a_.family == Family::kSmallThinker) {  // The GGUF architecture implies it.
+    plan_.activation = "relu";
+    return config_.expect_text("hidden_act", "relu");
+  }
   const std::string name = config_["hidden_act"].text();
   const bool silu = name == "silu" || name == "swish";
   const bool relu = name == "relu";
-  const bool is_llama = std::string(a_.gguf) == "llama";
-  if (a_.drelu ? !(relu || name == "drelu") : !(silu || (relu && is_llama))) {
+  const bool fatrelu = name == "fatrelu" && !a_.drelu;
+  const bool known =
+      a_.drelu ? relu || name == "drelu" : (silu && !a_.sparse) || ((relu || fatrelu) && a_.is_llama());
+  if (!known) {
     return config_.fail(Code::kUnsupported, "'hidden_act' is '" + name.substr(0, 40) + "', expected " +
-                                                (a_.drelu   ? "relu"
-                                                 : is_llama ? "silu or relu"
-                                                            : "silu"));
+                                                (a_.drelu        ? "relu"
+                                                 : a_.sparse     ? "relu or fatrelu"
+                                                 : a_.is_llama() ? "silu, relu or fatrelu"
+                                                                 : "silu"));
   }
-  plan_.activation = a_.drelu ? "drelu" : relu ? "relu" : "silu";
-  if (!silu) writer_->add_string("ganglion.ffn.activation", plan_.activation);
+  plan_.activation = a_.drelu ? "drelu" : silu ? "silu" : name;
+  if (!silu) writer_->add_string("ganglion.ffn.activation", fatrelu ? "relu" : plan_.activation);
+  if (fatrelu) {  // A gate counts where it is above the number; ProSparse's are 0.01.
+    const Json& threshold = config_["hidden_act_param"];
+    if (threshold.is_null())
+      config_.fail(Code::kModelFile, "'hidden_act_param' is missing, fatrelu's threshold");
+    writer_->add_float("ganglion.ffn.threshold",
+                       static_cast<float>(config_.positive_or(threshold, "hidden_act_param", 0)));
+  }
 }
 
 // Two styles: rope_theta and rope_scaling, or both in rope_parameters.
@@ -247,8 +379,8 @@ void Planner::tensors() {
     add(to + "attn_norm.weight", from + "input_layernorm.weight", {s_.dim});
     attention_tensors(from + "self_attn.", to);
     add(to + "ffn_norm.weight", from + "post_attention_layernorm.weight", {s_.dim});
-    if (a_.experts) {
-      expert_tensors(from + "block_sparse_moe.", to);
+    if (a_.experts != nullptr) {
+      expert_tensors(from + a_.experts->folder, to);
     } else {
       ffn_tensors(from + "mlp.", to);
     }
@@ -268,7 +400,7 @@ void Planner::attention_tensors(const std::string& from, const std::string& to) 
                  {"v_proj", "attn_v", s_.kv_heads, false}};
   for (const auto& input : kInputs) {
     const uint64_t rows = input.heads * s_.head_dim;
-    const uint64_t interleaved = a_.interleave && input.rotated ? input.heads : 0;
+    const uint64_t interleaved = a_.is_llama() && input.rotated ? input.heads : 0;
     const std::string source = from + input.from;
     add(to + input.to + ".weight", source + ".weight", {rows, s_.dim}).interleaved_heads = interleaved;
     PlannedTensor& bias = add(to + input.to + ".bias", source + ".bias", {rows});
@@ -295,18 +427,16 @@ void Planner::ffn_tensors(const std::string& from, const std::string& to) {
 }
 
 void Planner::expert_tensors(const std::string& from, const std::string& to) {
-  add(to + "ffn_gate_inp.weight", from + "gate.weight", {s_.experts, s_.dim}).is_small = true;
-  const struct {
-    const char* from;
-    const char* to;
-    uint64_t rows, cols;
-  } kParts[] = {{".w1.weight", "ffn_gate_exps.weight", s_.ffn, s_.dim},
-                {".w3.weight", "ffn_up_exps.weight", s_.ffn, s_.dim},
-                {".w2.weight", "ffn_down_exps.weight", s_.dim, s_.ffn}};
-  for (const auto& part : kParts) {
-    PlannedTensor tensor{to + part.to, {}, {part.rows, part.cols}};
+  const std::string router = from + a_.experts->router + ".weight";
+  add(to + "ffn_gate_inp.weight", router, {s_.experts, s_.dim}).is_small = true;
+  constexpr const char* kNames[] = {"ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"};
+  for (size_t part = 0; part < std::size(kNames); ++part) {
+    const bool down = part == 2;
+    PlannedTensor tensor{
+        to + kNames[part], {}, {down ? s_.dim : s_.expert_ffn, down ? s_.expert_ffn : s_.dim}};
     for (uint64_t e = 0; e < s_.experts; ++e) {
-      tensor.sources.push_back(from + "experts." + std::to_string(e) + part.from);
+      tensor.sources.push_back(from + "experts." + std::to_string(e) + "." + a_.experts->parts[part] +
+                               ".weight");
     }
     plan_.tensors.push_back(std::move(tensor));
   }

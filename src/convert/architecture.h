@@ -29,7 +29,7 @@ struct PlannedTensor {
 
 struct ModelPlan {
   std::string architecture;  ///< Of the GGUF file.
-  std::string activation;    ///< silu, relu or drelu.
+  std::string activation;    ///< silu, relu, drelu or fatrelu.
   uint64_t vocab = 0;        ///< Rows of the embedding.
   bool tied = false;         ///< The head is the embedding; a stored head is ignored.
   std::vector<PlannedTensor> tensors;

@@ -22,6 +22,8 @@ struct CheckpointForTest {
 
   CheckpointForTest();
   void add(const std::string& file, const std::string& name, const std::vector<uint64_t>& shape);
+  void add_floats(const std::string& name, const std::vector<uint64_t>& shape,
+                  const std::vector<float>& values);
   /// Writes all into a new directory.
   std::filesystem::path write(const std::filesystem::path& directory) const;
 };
@@ -51,6 +53,15 @@ inline void CheckpointForTest::add(const std::string& file, const std::string& n
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   headers[file][name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, bytes.size()}}};
+}
+
+inline void CheckpointForTest::add_floats(const std::string& name, const std::vector<uint64_t>& shape,
+                                          const std::vector<float>& values) {
+  std::string& bytes = data["model.safetensors"];
+  const uint64_t begin = bytes.size();
+  bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  headers["model.safetensors"][name] = {
+      {"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, bytes.size()}}};
 }
 
 inline CheckpointForTest::CheckpointForTest() {

@@ -57,7 +57,7 @@ class SessionImpl final : public Session {
     GANGLION_RETURN_IF_ERROR(check(tokens));
     const std::lock_guard<std::mutex> turn(runtime_.mutex());
     const bool exact = phase == Phase::kPrompt || !runtime_.sparse();
-    const size_t chunk = exact ? runtime_.chunk() : std::min(runtime_.chunk(), engine::kSparseRows);
+    const size_t chunk = runtime_.most_rows(exact);
     runtime_.react_to_pressure();
     runtime_.react_to_device();
     logits_.clear();
@@ -240,7 +240,7 @@ class EngineImpl final : public Engine {
     runtime_->react_to_device();
     for (SessionImpl* session : batch_) GANGLION_RETURN_IF_ERROR(session->prepare(1));
     const bool exact = phase == Phase::kPrompt || !runtime_->sparse();
-    const size_t most = exact ? runtime_->chunk() : std::min(runtime_->chunk(), engine::kSparseRows);
+    const size_t most = runtime_->most_rows(exact);
     GANGLION_RETURN_IF_ERROR(runtime_->make_room(std::min(most, batch_.size())));
     const int64_t start = platform::now_ns();
     Status status;
@@ -292,6 +292,11 @@ class EngineImpl final : public Engine {
       all.device_lost = h.lost;
     }
     return all;
+  }
+  void set_recall_sink(std::vector<NeuronRecall>* layers) override {
+    const std::lock_guard<std::mutex> turn(runtime_->mutex());
+    GANGLION_CHECK(runtime_->loaded());
+    runtime_->forward().set_recall_sink(layers);
   }
   void set_routing_sink(RoutingSink* sink) override {
     const std::lock_guard<std::mutex> turn(runtime_->mutex());

@@ -62,15 +62,17 @@ ForwardPass::~ForwardPass() = default;
 Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const std::atomic<bool>* cancel,
                         PassSink* sink) {
   GANGLION_CHECK(!rows.empty() && rows.size() <= context_.chunk);
-  GANGLION_CHECK(mode.exact || rows.size() <= kSparseRows);
   const ModelConfig& config = *context_.config;
+  const bool slim = config.pack.slim;
+  GANGLION_CHECK((mode.exact && !slim) || rows.size() <= kSparseRows);
   const int64_t start_ns = platform::now_ns();
   const int64_t waited_ns = wait_ns();
   single_row_ = rows.size() == 1;
-  exact_ = mode.exact || context_.bundles == nullptr;
+  exact_ = (mode.exact && !slim) || context_.bundles == nullptr;
+  all_neurons_ = mode.exact && !exact_;
   bool wants_output = false;
   for (const Row& row : rows) wants_output = wants_output || row.wants_logits;
-  context_.stream->begin_pass({wants_output, exact_}, {mode.next_output, mode.next_exact});
+  context_.stream->begin_pass({wants_output, exact_}, {mode.next_output, mode.next_exact && !slim});
   if (routing_sink_ != nullptr) routing_sink_->begin_pass(rows.front().position);
 
   GANGLION_RETURN_IF_ERROR(embed(rows));
@@ -94,6 +96,7 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
         buffers_->normed.store_forms(*context_.kernels, forms_of({&w.router}), i, config.dim);
       });
       GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
+      GANGLION_RETURN_IF_ERROR(read_routed(rows.size(), layer));
     }
 
     // h += attention(norm(h))
@@ -125,8 +128,8 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
   }
   if (wants_output) GANGLION_RETURN_IF_ERROR(output(rows, sink));
   context_.stream->tick();
-  if (!exact_) context_.bundles->tick();
-  if (single_row_) {
+  if (!exact_ && !all_neurons_) context_.bundles->tick();
+  if (single_row_ && !all_neurons_) {
     look_ahead_.add(static_cast<double>(platform::now_ns() - start_ns),
                     static_cast<double>(wait_ns() - waited_ns));
   }

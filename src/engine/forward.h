@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -102,6 +103,8 @@ class ForwardPass {
   bool look_ahead_pays() const { return look_ahead_.pays(); }
   /// Null: nobody.
   void set_routing_sink(RoutingSink* sink);
+  /// Sparse passes compute all neurons and add what predictors found, by layer. Null: nobody.
+  void set_recall_sink(std::vector<NeuronRecall>* layers);
   ~ForwardPass();
 
   /// Evaluates up to most_rows() rows (kSparseRows in a sparse pass) whose KV positions are prepared. Stops
@@ -137,6 +140,8 @@ class ForwardPass {
   };
   void add_gate_up(const GateUp& from);
   base::Status route(size_t rows, size_t layer);
+  base::Status read_routed(size_t rows, size_t layer);
+  void begin_experts(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);
   void report_routing(size_t rows, size_t layer);
@@ -172,6 +177,7 @@ class ForwardPass {
     size_t rows = 0;          // S
   };
   base::Status predict(const Prediction& p, const ActivationRows& x, size_t rows, size_t layer, size_t first);
+  void count_found(size_t layer, std::span<const uint32_t> entries);
   base::Status score(const Prediction& p, size_t rows, size_t layer, size_t first);
   base::Status compute_active(size_t rows, size_t layer);
   void list_active(size_t rows, size_t layer);
@@ -231,8 +237,11 @@ class ForwardPass {
   std::unique_ptr<model::Rope> rope_;
   std::unique_ptr<model::Rope> rope_local_;
   Trial look_ahead_;
-  bool single_row_ = false;  // this pass decodes one token
-  bool exact_ = true;        // this pass takes all neurons
+  bool single_row_ = false;   // this pass decodes one token
+  bool exact_ = true;         // this pass takes all neurons, by their matrices
+  bool all_neurons_ = false;  // ...by their bundles, of a slim pack
+  std::vector<NeuronRecall>* recall_ = nullptr;
+  std::mutex recall_mutex_;
   RoutingSink* routing_sink_ = nullptr;
   std::vector<uint32_t> reported_;  // [used]: experts of one row, for routing_sink_
   std::vector<Product> products_;

@@ -44,14 +44,10 @@ void ForwardPass::report_routing(size_t rows, size_t layer) {
   }
 }
 
-// projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each
-// expert is used once per pass; groups are taken in waves that fit the buffers.
-Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
+// Groups the entries of `routed` by expert, and says which experts this pass uses.
+void ForwardPass::begin_experts(size_t rows, size_t layer) {
   const ModelConfig& config = *context_.config;
-  const size_t used = config.moe.used_count;
-  const size_t entries = rows * used;
-  if (routing_sink_ != nullptr) report_routing(rows, layer);
-  buffers_->sort_by_expert(config.moe.expert_count, entries);
+  buffers_->sort_by_expert(config.moe.expert_count, rows * config.moe.used_count);
   const LayerWeights& w = context_.weights->layers[layer];
   const bool bundled = w.bundle.present();
   for (uint32_t e = 0; e < config.moe.expert_count; ++e) {
@@ -62,6 +58,31 @@ Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
       skip_expert(w, e);
     }
   }
+}
+
+// Where experts are known before attention, what answers need of them is read meanwhile: whole experts, or
+// the neurons that are predicted from what comes before attention.
+Status ForwardPass::read_routed(size_t rows, size_t layer) {
+  const LayerWeights& w = context_.weights->layers[layer];
+  if (w.bundle.present() && !exact_) {
+    GANGLION_RETURN_IF_ERROR(predict_ahead(layer));
+    context_.bundles->submit();
+    return base::ok_status();
+  }
+  begin_experts(rows, layer);
+  if (!w.bundle.present() && rows <= kSparseRows) request_wave(w, 0, rows * context_.config->moe.used_count);
+  return base::ok_status();
+}
+
+// projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each
+// expert is used once per pass; groups are taken in waves that fit the buffers.
+Status ForwardPass::expert_ffn(size_t rows, size_t layer) {
+  const ModelConfig& config = *context_.config;
+  const size_t used = config.moe.used_count;
+  const size_t entries = rows * used;
+  if (routing_sink_ != nullptr) report_routing(rows, layer);
+  if (!config.moe.router_before_attention) begin_experts(rows, layer);
+  const bool bundled = context_.weights->layers[layer].bundle.present();
   std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
   size_t begin = 0;
   while (begin < entries) {

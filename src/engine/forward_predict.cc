@@ -1,6 +1,8 @@
 // Which neurons of a packed layer a token is likely to use: the scores of predictors, for the present layer
 // and, while that pays, for the next one, whose bundles are then read ahead.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 #include "engine/forward_buffers.h"
 
@@ -81,13 +83,49 @@ Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t
   return base::ok_status();
 }
 
-// Whether the next layer's router and predictors are in memory: else they would come out of the pass's order.
+void ForwardPass::set_recall_sink(std::vector<NeuronRecall>* layers) {
+  recall_ = layers;
+  if (layers != nullptr) layers->resize(context_.config->layers.size());
+}
+
+// Counts what fired and what of it was predicted, and takes back what was not.
+void ForwardPass::count_found(size_t layer, std::span<const uint32_t> entries) {
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  const Buffers::Sparse& s = buffers_->sparse;
+  NeuronRecall seen;
+  for (const uint32_t entry : entries) {
+    const Buffers::Active& neuron = s.active[entry];
+    const size_t number = s.now.units[neuron.unit].expert * bundle.rows.rows + neuron.neuron;
+    const float threshold = vector(bundle.threshold)[number];
+    for (uint32_t left = neuron.rows; left != 0; left &= left - 1) {
+      const auto t = static_cast<size_t>(std::countr_zero(left));
+      float& value = s.values[entry * s.rows + t];
+      const double mass = std::abs(static_cast<double>(value));
+      const bool predicted =
+          s.now.scores[(neuron.unit * s.rows + t) * bundle.rows.rows + neuron.neuron] > threshold;
+      seen.fired += value != 0 ? 1 : 0;
+      seen.mass += mass;
+      seen.predicted += predicted ? 1 : 0;
+      seen.found += predicted && value != 0 ? 1 : 0;
+      seen.found_mass += predicted ? mass : 0;
+      if (!predicted) value = 0;
+    }
+  }
+  const std::lock_guard<std::mutex> turn(recall_mutex_);
+  NeuronRecall& sum = (*recall_)[layer];
+  sum.fired += seen.fired;
+  sum.found += seen.found;
+  sum.predicted += seen.predicted;
+  sum.mass += seen.mass;
+  sum.found_mass += seen.found_mass;
+}
+
+// Whether the layer's router and predictors are in memory: else they would come out of the pass's order.
 bool ForwardPass::can_look_ahead(size_t layer) const {
   const ModelConfig& config = *context_.config;
   if (context_.sparse_parts < SparseParts::kAll || layer >= config.layers.size()) return false;
   const LayerWeights& w = context_.weights->layers[layer];
-  if (!w.bundle.predict_low.present() || (config.layers[layer].moe && config.moe.router_before_attention))
-    return false;
+  if (!w.bundle.predict_low.present()) return false;
   const auto resident = [&](const MatrixRef& matrix) {
     for (uint32_t slice = 0; matrix.present() && slice < matrix.slices; ++slice) {
       const neuron_store::BlockRange range = context_.multiplier->blocks(matrix, slice);
@@ -103,9 +141,10 @@ bool ForwardPass::can_look_ahead(size_t layer) const {
 
 // Guesses the next layer's experts and neurons from the present hidden state, which misses only the present
 // layer's FFN (PowerInfer-2 and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind
-// what is needed now.
+// what is needed now. Where experts are known before attention, `layer` is the present one: its attention is
+// missed.
 Status ForwardPass::predict_ahead(size_t layer) {
-  if (!single_row_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
+  if (!single_row_ || all_neurons_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
   const LayerWeights& w = context_.weights->layers[layer];
   neuron_stream::BundleStream& bundles = *context_.bundles;
   Prediction& p = buffers_->sparse.ahead;
@@ -139,10 +178,11 @@ Status ForwardPass::guess_units(size_t layer, Prediction* p) {
     p->units[0] = {.expert = 0, .set = context_.bundles->set_of(layer, 0), .rows = 1};
     return base::ok_status();
   }
-  GANGLION_RETURN_IF_ERROR(guess_experts(layer));
+  const bool known = config.moe.router_before_attention;
+  if (!known) GANGLION_RETURN_IF_ERROR(guess_experts(layer));
   p->unit_count = config.moe.used_count;
   for (size_t i = 0; i < p->unit_count; ++i) {
-    const uint32_t expert = buffers_->ahead_routed[i].expert;
+    const uint32_t expert = (known ? buffers_->routed : buffers_->ahead_routed)[i].expert;
     p->units[i] = {.expert = expert, .set = context_.bundles->set_of(layer, expert), .rows = 1};
   }
   return base::ok_status();

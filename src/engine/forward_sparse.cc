@@ -53,12 +53,14 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   std::fill_n(buffers_->projected, rows * config.dim, 0.0F);
   choose_units(rows, layer);
   const size_t first = begin_hot(rows);
-  GANGLION_RETURN_IF_ERROR(predict(s.now, buffers_->normed, rows, layer, first));
+  const BundleRef& bundle = context_.weights->layers[layer].bundle;
+  if (!all_neurons_ || bundle.gates.present())
+    GANGLION_RETURN_IF_ERROR(predict(s.now, buffers_->normed, rows, layer, first));
   bundles.begin_layer(layer);
   list_active(rows, layer);
   if (context_.hot != nullptr) context_.hot->count_ahead();
   GANGLION_RETURN_IF_ERROR(request_missing());
-  GANGLION_RETURN_IF_ERROR(predict_ahead(layer + 1));
+  if (!config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(predict_ahead(layer + 1));
   GANGLION_RETURN_IF_ERROR(compute_active(rows, layer));
   return context_.hot == nullptr ? base::ok_status() : finish_hot(rows, layer);
 }
@@ -111,8 +113,8 @@ void ForwardPass::choose_units(size_t rows, size_t layer) {
   }
 }
 
-// active: the neurons that are predicted, or whose gates are open, ascending, with their bundles where they
-// are in memory.
+// active: the neurons that are predicted, or whose gates are open, or (in passes that take all neurons, and
+// where recall is measured) all that can contribute, ascending, with their bundles where they are in memory.
 void ForwardPass::list_active(size_t rows, size_t layer) {
   const BundleRef& bundle = context_.weights->layers[layer].bundle;
   Buffers::Sparse& s = buffers_->sparse;
@@ -136,7 +138,11 @@ void ForwardPass::list_active(size_t rows, size_t layer) {
     const size_t hot_end = std::clamp<size_t>(unit.hot, first, last);
     const size_t begin = unit.hot_here && !predicted ? first : hot_end;
     const size_t end = unit.cold_here ? last : hot_end;
-    for (size_t t = 0; t < rows; ++t) {
+    // Gates that are known to be closed contribute nothing, where none are left out.
+    const bool all =
+        (all_neurons_ && (predicted || bundle.gate_threshold.present())) || (recall_ != nullptr && predicted);
+    if (all && begin < end) std::fill(masks + begin, masks + end, unit.rows);
+    for (size_t t = 0; t < rows && !all; ++t) {
       const uint32_t bit = 1U << t & unit.rows;
       const float* scores = s.now.scores + (u * s.rows + t) * neurons;
       if (predicted) {
@@ -215,7 +221,7 @@ Status ForwardPass::request_missing() {
     for (; end < s.active_count && s.active[end].unit == u; ++end) {
       const Buffers::Active& neuron = s.active[end];
       if (neuron.data != nullptr) continue;
-      bundles.touch(set, neuron.neuron);
+      if (!all_neurons_) bundles.touch(set, neuron.neuron);
       s.wanted[count] = neuron.neuron;
       count += bundles.find(set, neuron.neuron) == nullptr ? 1 : 0;
     }
@@ -251,6 +257,7 @@ void ForwardPass::compute_cluster(size_t rows, size_t layer, std::span<const uin
   const size_t count = known ? take_gates(rows, layer, entries, gates, open)
                              : compute_gates(rows, layer, entries, gates, open);
   compute_ups(rows, layer, {open, count});
+  if (recall_ != nullptr && !known && !all_neurons_) count_found(layer, entries);
   for (const uint32_t entry : entries) buffers_->sparse.active[entry].computed = true;
 }
 

@@ -6,6 +6,7 @@
 #include "base/sha256.h"
 #include "base/units.h"
 #include "engine/runtime.h"
+#include "format/powerinfer.h"
 
 namespace ganglion {
 
@@ -98,6 +99,9 @@ using StageProgress = void (*)(void*, const char*, uint64_t, uint64_t);
 Status check_whole(const std::string& path, bool bundles, StageProgress progress, void* context) {
   GANGLION_ASSIGN_OR_RETURN(GgufModel file, GgufModel::open(path));
   if (file.tensors().empty()) return ok_status();  // A vocabulary.
+  if (file.powerinfer()) {
+    GANGLION_ASSIGN_OR_RETURN(file, format::plain_header(file));
+  }
   GANGLION_ASSIGN_OR_RETURN(model_config::ModelConfig config,
                             model_config::read_model_config(file.metadata()));
   GANGLION_ASSIGN_OR_RETURN(const model::WeightMap weights, model::map_weights(file, &config));
@@ -132,7 +136,8 @@ Result<ModelContents> inspect_model(const std::string& path, const Overrides& ov
     contents.parameters += tensor.elements();
   }
   for (const format::ShardInfo& shard : file.shards()) {
-    contents.shards.push_back({shard.path, shard.file_bytes, shard.version, shard.tensor_count});
+    contents.shards.push_back(
+        {shard.path, shard.file_bytes, shard.version, shard.tensor_count, shard.powerinfer});
   }
   return contents;
 }

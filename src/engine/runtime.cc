@@ -10,6 +10,7 @@
 
 #include "base/units.h"
 #include "format/model_fingerprint.h"
+#include "format/powerinfer.h"
 #include "platform/clock.h"
 #include "platform/cpu.h"
 #include "platform/memory.h"
@@ -75,6 +76,7 @@ Result<std::unique_ptr<Runtime>> Runtime::open(const EngineOptions& options,
 
 Status Runtime::read_header() {
   GANGLION_ASSIGN_OR_RETURN(format::GgufModel file, format::GgufModel::open(options_.model_path));
+  GANGLION_RETURN_IF_ERROR(format::refuse_powerinfer(file, options_.model_path));
   file_ = std::make_unique<format::GgufModel>(std::move(file));
   GANGLION_RETURN_IF_ERROR(apply_overrides(options_.overrides, &file_->metadata()));
   GANGLION_ASSIGN_OR_RETURN(config_, model_config::read_model_config(file_->metadata()));
@@ -212,7 +214,7 @@ planner::ModelSizes Runtime::model_sizes() {
     }
     sizes.expert_bytes_per_token = sizes.expert_bytes / config_.moe.expert_count * config_.moe.used_count;
   }
-  sizes.exact_only = exact_only_;
+  sizes.block_use = block_use_;
   sizes.neuron_sets = neuron_sets_;
   if (packed()) sizes.bundle_slot_bytes = neuron_stream::BundleStream::slot_bytes(bundle_layers());
   if (device_ != nullptr) sizes.hot_bytes = hot_bytes_;
@@ -254,6 +256,12 @@ Status Runtime::make_plan() {
                                   .context = options_.context,
                                   .chunk = options_.chunk};
   request.answer_rows = std::max(request.answer_rows, options_.sequences);
+  if (config_.pack.slim) {
+    request.most_chunk = kSparseRows;
+    request.chunk = std::min(request.chunk, kSparseRows);
+    notes_.push_back(base::format("a slim pack: prompts go %zu tokens at a time, and use down rows in %s",
+                                  kSparseRows, config_.pack.down.c_str()));
+  }
   // Page tables of the arena: 8 bytes for each page of 4 KiB. In whole MiB, so that it is the same the next
   // time.
   request.process_bytes += std::min(budget, file_->file_bytes()) / 512;
@@ -411,11 +419,11 @@ neuron_stream::StreamConfig Runtime::stream_config() const {
     config.resident.push_back(id);
   }
   for (const BlockId id : pass_order()) {
-    if (resident[id] || covered_by_prefix(id)) continue;
+    if (resident[id] || covered_by_prefix(id) || is_unused(id)) continue;
     config.streamed.push_back(id);
     config.streamed_tail += id >= head.begin ? 1 : 0;
   }
-  config.exact_only.assign(exact_only_.begin(), exact_only_.end());
+  for (const planner::BlockUse use : block_use_) config.exact_only.push_back(use != planner::BlockUse::kAll);
   if (plan_.experts_resident) {
     for (BlockId id = dense_blocks_; id < store_->block_count(); ++id) config.resident.push_back(id);
   }

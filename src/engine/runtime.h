@@ -55,6 +55,10 @@ class Runtime {
   bool packed() const { return config_.pack.present; }
   /// Whether generated tokens take predicted neurons alone.
   bool sparse() const { return packed() && !options_.exact; }
+  /// Rows of a pass at most.
+  size_t most_rows(bool exact) const {
+    return exact && !config_.pack.slim ? chunk() : std::min(chunk(), kSparseRows);
+  }
   /// After a pass that was given up.
   void restart_reading() {
     stream_->restart();
@@ -92,6 +96,9 @@ class Runtime {
   std::vector<neuron_stream::BundleLayer> bundle_layers() const;
   std::vector<neuron_store::BlockId> pass_order() const;
   bool covered_by_prefix(neuron_store::BlockId block) const;
+  bool is_unused(neuron_store::BlockId id) const {
+    return packed() && block_use_[id] == planner::BlockUse::kNone;
+  }
   base::Status load_bundles(bool (*progress)(void*, uint64_t, uint64_t), void* context);
   // Of a device.
   base::Status open_device(std::unique_ptr<accelerator::Backend> device);
@@ -123,7 +130,7 @@ class Runtime {
   neuron_store::BlockId dense_blocks_ = 0;
   std::vector<uint32_t> dense_block_bytes_;
   std::vector<uint32_t> expert_group_;         // by expert block
-  std::vector<uint8_t> exact_only_;            // by dense block; of a pack
+  std::vector<planner::BlockUse> block_use_;   // by dense block; of a pack
   std::vector<float> frequencies_;             // of all packed neurons, set by set
   std::vector<std::vector<uint16_t>> orders_;  // by layer
   std::vector<const uint16_t*> order_data_;

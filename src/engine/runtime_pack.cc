@@ -13,10 +13,12 @@ using format::TensorInfo;
 using model::BundleRef;
 using model::LayerWeights;
 using neuron_store::BlockId;
+using planner::BlockUse;
 
-// Fills exact_only_, frequencies_, neuron_sets_ and orders_. Errors: kModelFile for an order that is none.
+// Fills block_use_, frequencies_, neuron_sets_ and orders_. Errors: kModelFile for an order that is none.
 Status Runtime::read_neurons() {
-  exact_only_.assign(dense_blocks_, 0);
+  block_use_.assign(dense_blocks_, BlockUse::kAll);
+  const BlockUse use = config_.pack.slim ? BlockUse::kNone : BlockUse::kExact;
   orders_.resize(weights_.layers.size());
   std::vector<size_t> set_sizes;
   std::vector<size_t> set_layers;
@@ -31,7 +33,7 @@ Status Runtime::read_neurons() {
       if (matrix == &b.rows && b.rows_are_gates()) continue;
       for (uint32_t slice = 0; slice < matrix->slices; ++slice) {
         const neuron_store::BlockRange range = store_->blocks_of(store_index_[matrix->index], slice);
-        std::fill(exact_only_.begin() + range.begin, exact_only_.begin() + range.end, uint8_t{1});
+        std::fill(block_use_.begin() + range.begin, block_use_.begin() + range.end, use);
       }
     }
     const size_t count = size_t{b.rows.slices} * b.rows.rows;
@@ -106,7 +108,7 @@ void Runtime::summarise_neurons() {
   }
   uint64_t by_expert[2] = {0, 0};  // Streamed, and in all.
   for (BlockId id = 0; id < dense_blocks_; ++id) {
-    if (exact_only_[id] != 0) continue;
+    if (block_use_[id] != BlockUse::kAll) continue;
     const uint64_t bytes = dense_block_bytes_[id];
     (of_expert[id] ? by_expert[1] : s.sparse_bytes_per_token) += bytes;
     if (!resident[id]) (of_expert[id] ? by_expert[0] : s.sparse_streamed_bytes_per_token) += bytes;
@@ -207,7 +209,7 @@ std::vector<BlockId> Runtime::pass_order() const {
 
 // Whether all rows of a block of bundles are in memory for good.
 bool Runtime::covered_by_prefix(BlockId id) const {
-  if (!packed() || exact_only_[id] == 0) return false;
+  if (!packed() || block_use_[id] == BlockUse::kAll) return false;
   const neuron_store::Block block = store_->block(id);
   size_t set = 0;
   for (const LayerWeights& w : weights_.layers) {

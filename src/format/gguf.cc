@@ -160,6 +160,7 @@ Result<uint64_t> read_alignment(const HeaderReader& in, const Metadata& metadata
 }
 
 struct Prologue {
+  bool powerinfer = false;
   uint32_t version = 0;
   uint64_t tensor_count = 0;
   uint64_t key_value_count = 0;
@@ -170,7 +171,8 @@ Result<Prologue> read_prologue(HeaderReader& in) {
   char magic[4] = {};
   if (in.remaining() < 4) return in.error("not a GGUF file: it is too short for the magic 'GGUF'");
   GANGLION_RETURN_IF_ERROR(in.read_bytes(magic, 4, "the magic"));
-  if (std::memcmp(magic, "GGUF", 4) != 0) {
+  prologue.powerinfer = std::memcmp(magic, "PWRI", 4) == 0;
+  if (std::memcmp(magic, "GGUF", 4) != 0 && !prologue.powerinfer) {
     return in.error("not a GGUF file: it does not start with the magic 'GGUF'");
   }
   GANGLION_ASSIGN_OR_RETURN(prologue.version, in.read<uint32_t>("the version"));
@@ -239,7 +241,8 @@ Status GgufModel::add_shard(const std::string& path, bool keep_metadata, Metadat
     }
     tensor.offset += data_offset;
   }
-  shards_.push_back({path, file.size(), data_offset, prologue.version, tensors_.size() - first});
+  shards_.push_back(
+      {path, file.size(), data_offset, prologue.version, tensors_.size() - first, prologue.powerinfer});
   if (keep_metadata) metadata_ = std::move(*metadata);
   return base::ok_status();
 }
@@ -297,6 +300,15 @@ Result<GgufModel> GgufModel::open_single(const std::string& file_path) {
 const TensorInfo* GgufModel::find_tensor(std::string_view name) const {
   const auto it = index_.find(name);
   return it == index_.end() ? nullptr : &tensors_[it->second];
+}
+
+GgufModel GgufModel::with_header(Metadata metadata, std::vector<TensorInfo> tensors) const {
+  GgufModel model;
+  model.metadata_ = std::move(metadata);
+  model.tensors_ = std::move(tensors);
+  model.shards_ = shards_;
+  for (size_t i = 0; i < model.tensors_.size(); ++i) model.index_.emplace(model.tensors_[i].name, i);
+  return model;
 }
 
 uint64_t GgufModel::file_bytes() const {

@@ -38,6 +38,7 @@ struct ShardInfo {
   uint64_t data_offset = 0;
   uint32_t version = 0;
   size_t tensor_count = 0;
+  bool powerinfer = false;  ///< The magic is "PWRI" in place of "GGUF".
 };
 
 /// A model's header: metadata of the first shard, tensors of all. Immutable but for `metadata()`.
@@ -56,6 +57,10 @@ class GgufModel {
   const std::vector<ShardInfo>& shards() const { return shards_; }
   const TensorInfo* find_tensor(std::string_view name) const;
   uint64_t file_bytes() const;
+  /// A model as PowerInfer's tools write it: format/powerinfer.h says what is different.
+  bool powerinfer() const { return shards_[0].powerinfer; }
+  /// The same files under another header. Requires: names that differ.
+  GgufModel with_header(base::Metadata metadata, std::vector<TensorInfo> tensors) const;
 
  private:
   base::Status add_shard(const std::string& path, bool keep_metadata, base::Metadata* metadata);

@@ -50,6 +50,22 @@ TEST(Gguf, RefusesEveryBrokenHeaderByItsFault) {
   EXPECT_GE(refused, 10);
 }
 
+TEST(Gguf, KnowsPowerInfersMagicAndNoOther) {
+  const fs::path copy = fs::temp_directory_path() / ("gguf-magic-" + std::to_string(::getpid()) + ".gguf");
+  fs::copy_file(kFixtures + "/broken/intact-dense.gguf", copy, fs::copy_options::overwrite_existing);
+  EXPECT_FALSE(GgufModel::open(copy.string()).take().powerinfer());
+  for (const char* magic : {"PWRI", "PWRX"}) {
+    std::fstream(copy, std::ios::in | std::ios::out | std::ios::binary) << magic;
+    const auto model = GgufModel::open(copy.string());
+    const bool known = std::string(magic) == "PWRI";
+    EXPECT_EQ(model.ok(), known) << magic;
+    if (known) {
+      EXPECT_TRUE(model.value().powerinfer());
+    }
+  }
+  fs::remove(copy);
+}
+
 TEST(Gguf, AnySplitShardOrItsDirectoryOpensTheWholeModel) {
   const auto manifest = read_json(kFixtures + "/splits/manifest.json");
   for (const auto& entry : manifest["sets"]) {

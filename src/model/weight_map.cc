@@ -234,7 +234,8 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
     w->gate_bias = m.optional_vector(p + (c.ungated ? "ffn_up" : "ffn_gate") + s + ".bias", ffn, kKeys);
     if (!c.ungated) w->up_bias = m.optional_vector(p + "ffn_up" + s + ".bias", ffn, kKeys);
   }
-  w->down = m.matrix(p + "ffn_down" + s + ".weight", c.dim, ffn, 1, kKeys);
+  if (!w->bundle.present() || !s.empty() || !c.pack.slim)
+    w->down = m.matrix(p + "ffn_down" + s + ".weight", c.dim, ffn, 1, kKeys);
   w->down_bias = m.optional_vector(p + "ffn_down" + s + ".bias", c.dim, "embedding_length");
 }
 
@@ -252,7 +253,8 @@ void map_experts(Mapper& m, const ModelConfig& c, const model_config::PackConfig
     w->expert_gate = m.matrix(p + "ffn_gate_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
     w->expert_up = m.matrix(p + "ffn_up_exps.weight", moe.expert_ffn, c.dim, moe.expert_count, kKeys);
   }
-  w->expert_down = m.matrix(p + "ffn_down_exps.weight", c.dim, moe.expert_ffn, moe.expert_count, kKeys);
+  if (packed == nullptr || !c.pack.slim)
+    w->expert_down = m.matrix(p + "ffn_down_exps.weight", c.dim, moe.expert_ffn, moe.expert_count, kKeys);
   const uint64_t all = uint64_t{moe.expert_count} * moe.expert_ffn;
   w->expert_gate_bias = m.optional_vector(p + "ffn_gate_exps.bias", all, kKeys);
   w->expert_up_bias = m.optional_vector(p + "ffn_up_exps.bias", all, kKeys);

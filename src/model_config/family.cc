@@ -72,14 +72,17 @@ void read_pack(KeyReader& keys, ModelConfig* config) {
   const Result<std::string> down = metadata.string_required("ganglion.pack.down");
   if (!down.ok()) return keys.fail(Code::kModelFile, down.status().message());
   pack.down = down.value();
+  const Result<bool> slim = metadata.bool_or("ganglion.pack.slim", false);
   const Result<std::string> sparsify = metadata.string_or("ganglion.pack.sparsify", "");
   const Result<double> left_out = metadata.float_or("ganglion.pack.left_out", 0);
   const Result<double> divergence = metadata.float_or("ganglion.pack.divergence", -1);
   const Result<double> over =
       metadata.float_or("ganglion.pack.over_prediction", static_cast<double>(pack.over_prediction));
-  for (const Status& status : {sparsify.status(), left_out.status(), divergence.status(), over.status()}) {
+  for (const Status& status :
+       {slim.status(), sparsify.status(), left_out.status(), divergence.status(), over.status()}) {
     if (!status.ok()) return keys.fail(Code::kModelFile, status.message());
   }
+  pack.slim = slim.value();
   pack.sparsify = sparsify.value();
   pack.left_out = static_cast<float>(left_out.value());
   pack.divergence = static_cast<float>(divergence.value());
@@ -115,6 +118,7 @@ struct Family {
 };
 constexpr Family kFamilies[] = {
     {"llama", read_llama},
+    {"bamboo", read_bamboo},  // what PowerInfer's tools call it
     {"qwen2", read_qwen2},
     {"qwen3", read_qwen3},
     {"qwen3moe", read_qwen3moe},

@@ -46,6 +46,7 @@ void read_rectified_activation(KeyReader& keys, ModelConfig* config);
 
 using FamilyReader = void (*)(KeyReader& keys, ModelConfig* config);
 void read_llama(KeyReader& keys, ModelConfig* config);
+void read_bamboo(KeyReader& keys, ModelConfig* config);
 void read_qwen2(KeyReader& keys, ModelConfig* config);
 void read_qwen3(KeyReader& keys, ModelConfig* config);
 void read_qwen3moe(KeyReader& keys, ModelConfig* config);

@@ -64,6 +64,7 @@ struct PackConfig {
   };
   bool present = false;
   std::string down;       ///< Type of the transposed down rows: q4, q6, q8, f16 or f32.
+  bool slim = false;      ///< There are no other down rows: prompts use them too.
   std::string sparsify;   ///< "cats": small SiLU activations are left out; empty: none are.
   float left_out = 0;     ///< Their share.
   float divergence = -1;  ///< Mean KL divergence in nat from exact passes; below 0: not measured.

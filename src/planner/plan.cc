@@ -18,7 +18,6 @@ constexpr size_t kDefaultContext = 4096;
 constexpr size_t kLeastContext = 256;
 // The KV cache starts with so many positions.
 constexpr size_t kFirstPositions = 256;
-constexpr size_t kMostChunk = 512;
 constexpr size_t kMinimumChunk = 16;
 // Fewer slots would leave the device idle while a block is computed on.
 constexpr uint64_t kLeastRingSlots = 4;
@@ -133,20 +132,21 @@ void share_out_pack(const ModelSizes& sizes, uint64_t staging, Plan* plan) {
   uint64_t always = 0;
   uint64_t all_neurons = 0;
   for (size_t i = 0; i < sizes.dense_blocks.size(); ++i)
-    always += sizes.exact_only[i] != 0 ? 0 : base::round_up(sizes.dense_blocks[i], 64);
+    always += sizes.block_use[i] != BlockUse::kAll ? 0 : base::round_up(sizes.dense_blocks[i], 64);
   for (const NeuronSet& set : sizes.neuron_sets) all_neurons += bytes_of(set, set.frequency.size());
   plan->dense_resident.clear();
-  for (const uint8_t exact_only : {uint8_t{0}, uint8_t{1}}) {
-    if (exact_only == 1 && segments(always) + segments(all_neurons) > room) break;
-    const uint64_t limit = exact_only == 0 ? room : room - segments(all_neurons);
+  for (const BlockUse use : {BlockUse::kAll, BlockUse::kExact}) {
+    if (use == BlockUse::kExact && segments(always) + segments(all_neurons) > room) break;
+    const uint64_t limit = use == BlockUse::kAll ? room : room - segments(all_neurons);
     for (const uint32_t block : spread_order(sizes.dense_blocks.size())) {
       const uint64_t bytes = base::round_up(sizes.dense_blocks[block], 64);
-      if (sizes.exact_only[block] != exact_only || plan->resident_bytes + bytes > limit) continue;
+      if (sizes.block_use[block] != use || plan->resident_bytes + bytes > limit) continue;
       plan->dense_resident.push_back(block);
       plan->resident_bytes += bytes;
     }
   }
-  for (const uint32_t bytes : sizes.dense_blocks) plan->streamed_bytes += bytes;
+  for (size_t i = 0; i < sizes.dense_blocks.size(); ++i)
+    plan->streamed_bytes += sizes.block_use[i] != BlockUse::kNone ? sizes.dense_blocks[i] : 0;
   for (const uint32_t block : plan->dense_resident) plan->streamed_bytes -= sizes.dense_blocks[block];
   room -= std::min(room, segments(plan->resident_bytes));
   if (segments(all_neurons) <= room) {
@@ -370,7 +370,7 @@ Result<Plan> make_plan(const ModelSizes& sizes, const PlanRequest& request) {
   }
   const size_t first_context = context;
   for (;;) {
-    size_t chunk = request.chunk > 0 ? request.chunk : std::min(kMostChunk, context);
+    size_t chunk = request.chunk > 0 ? request.chunk : std::min(request.most_chunk, context);
     Plan plan = fixed_part(sizes, request, context, chunk);
     // A chunk saves reading per prompt token, but what its buffers displace is read anew after the prompt.
     const uint64_t most_scratch = request.budget_bytes / (sizes.neuron_sets.empty() ? 4 : 8);

@@ -23,6 +23,9 @@ struct NeuronSet {
   uint32_t hot = 0;  ///< Neurons [0, hot) lie on a device: they take no memory of the arena.
 };
 
+/// Which passes use a dense block of a pack.
+enum class BlockUse : uint8_t { kAll, kExact, kNone };
+
 /// Sizes of a model, and how the sizes of scratch and KV depend on what is chosen.
 struct ModelSizes {
   uint64_t vector_bytes = 0;               ///< Norms, biases: always in memory.
@@ -33,8 +36,8 @@ struct ModelSizes {
   uint64_t expert_slot_bytes = 0;
   uint64_t expert_blocks_per_token = 0;  ///< Touched by one token.
   uint64_t expert_bytes_per_token = 0;
-  // A pack: which dense blocks sparse passes do not use, and its neurons.
-  std::span<const uint8_t> exact_only;  ///< By dense block.
+  // A pack: which passes use its dense blocks, and its neurons.
+  std::span<const BlockUse> block_use;  ///< By dense block.
   std::span<const NeuronSet> neuron_sets;
   uint64_t bundle_slot_bytes = 0;  ///< Of the neuron cache.
   uint64_t hot_bytes = 0;          ///< What a device's buffers take while it is in use.
@@ -50,6 +53,7 @@ struct PlanRequest {
   uint64_t process_bytes = 0;  ///< Code, libraries, vocabulary, stacks, tables: measured or estimated.
   size_t context = 0;          ///< Positions; 0: min(trained, 4096), lowered while it takes over half.
   size_t chunk = 0;            ///< Prefill chunk; 0: as large as is sensible.
+  size_t most_chunk = 512;     ///< What is sensible at most.
   size_t answer_rows = 16;     ///< Rows of a pass that is no prompt, at most.
 };
 

@@ -92,12 +92,12 @@ TEST(Plan, BetweenPromptsWeightsTakeTheScratchOfChunks) {
 
 TEST(Plan, APackKeepsRoomForTheFullContextAndChunk) {
   const std::vector<uint32_t> blocks(100, 512 * kKiB);
-  const std::vector<uint8_t> exact_only(100, 0);
+  const std::vector<BlockUse> block_use(100, BlockUse::kAll);
   std::vector<float> frequency(20000);
   for (size_t i = 0; i < frequency.size(); ++i) frequency[i] = 1 / static_cast<float>(i + 1);
   const std::vector<NeuronSet> sets = {{8000, frequency}};
   ModelSizes sizes = dense_model(blocks);
-  sizes.exact_only = exact_only;
+  sizes.block_use = block_use;
   sizes.neuron_sets = sets;
   sizes.bundle_slot_bytes = 8000;
   for (uint64_t budget = 130 * kMiB; budget < 500 * kMiB; budget += 7 * kMiB) {

@@ -15,6 +15,30 @@ from test_cli import FIXTURES, PROGRAM, ROOT, SANITIZED, Cli, ganglion
 MODEL = os.path.join(FIXTURES, "models", "llama-relu-q4_0.gguf")
 
 
+def write_as_powerinfer(model, path):
+    """The F32 model as PowerInfer's tools would have it: another magic, down matrices transposed and renamed."""
+    tensors = json.loads(ganglion("inspect", "-m", model, "--json").stdout)["tensors"]
+    with open(model, "rb") as file:
+        data = file.read()
+    start = min(tensor["offset"] for tensor in tensors)
+    last = max(data.rfind(tensor["name"].encode()) + len(tensor["name"]) + 16 + 8 * len(tensor["shape"]) for tensor in tensors)
+    header, weights = b"PWRI" + data[4:last], bytearray(data[start:])
+    for tensor in tensors:
+        if "ffn_down" not in tensor["name"]:
+            continue
+        cols, rows = tensor["shape"]
+        at = tensor["offset"] - start
+        values = struct.unpack_from(f"<{rows * cols}f", weights, at)
+        struct.pack_into(f"<{rows * cols}f", weights, at, *(values[r * cols + c] for c in range(cols) for r in range(rows)))
+        name = tensor["name"].encode()
+        new = name.replace(b"down", b"down_t")
+        old_entry = struct.pack("<Q", len(name)) + name + struct.pack("<IQQ", 2, cols, rows)
+        assert header.count(old_entry) == 1
+        header = header.replace(old_entry, struct.pack("<Q", len(new)) + new + struct.pack("<IQQ", 2, rows, cols))
+    with open(path, "wb") as file:
+        file.write(header + bytes(-len(header) % 32) + weights)
+
+
 class Packs(Cli):
     def pack(self, *args):
         out = os.path.join(self.dir, "pack.gguf")
@@ -40,9 +64,15 @@ class Packs(Cli):
         self.assertEqual(answer(out, "--mem", "min", "--no-io-uring", "--draft", "off"), sparse)
 
     def test_experts_are_read_ahead_and_answer_the_same(self):
+        self.read_ahead("--shape", "tiny", "--experts", "4", "--experts-used", "2", "--layers", "6")
+
+    def test_experts_known_before_attention_are_read_meanwhile(self):
+        self.read_ahead("--shape", "smallthinker-4b", "--experts", "4", "--experts-used", "2", "--layers", "6", "--dim", "256",
+                        "--heads", "4", "--head-dims", "64", "--vocab", "512")
+
+    def read_ahead(self, *shape):
         model, out = os.path.join(self.dir, "moe.gguf"), os.path.join(self.dir, "moe.pack.gguf")
-        subprocess.run([os.environ["GANGLION_SYNTHESIZE"], "--shape", "tiny", "--experts", "4", "--experts-used", "2", "--layers", "6",
-                        "--activation", "relu", "--tokens", "0", "-o", model], check=True, capture_output=True)
+        subprocess.run([os.environ["GANGLION_SYNTHESIZE"], *shape, "--activation", "relu", "--tokens", "0", "-o", model], check=True, capture_output=True)
         done = ganglion("pack", "-m", model, "-o", out, "--random-tokens", "--tokens", "600", "--rank", "32")
         self.assertEqual(done.returncode, 0, done.stderr)
 
@@ -65,6 +95,29 @@ class Packs(Cli):
             self.assertEqual(text("--mem", str(least + more)), whole)
         self.assertGreater(ahead, 0)
 
+    def test_powerinfer_models_are_packed_and_not_run(self):
+        plain = os.path.join(FIXTURES, "models", "llama-fatrelu-f32.gguf")
+        source, out = os.path.join(self.dir, "x.powerinfer.gguf"), os.path.join(self.dir, "x.pack.gguf")
+        write_as_powerinfer(plain, source)
+        run = ("--raw", "-p", "the cat", "-n", "24", "--temp", "0", "--ignore-eos", "-q")
+        for command in (("run", "-p", "the cat"), ("bench",), ("plan",), ("calibrate", "-o", out)):
+            line = self.expect_refusal(ganglion(*command, "-m", source), 3, "powerinfer")
+            self.assertIn("ganglion pack -m " + source, line)
+        self.assertIn("of PowerInfer", ganglion("inspect", "-m", source).stdout)
+        self.assertEqual(ganglion("verify", source).returncode, 0)
+        text = {}
+        for name, model in (("plain", plain), ("powerinfer", source)):
+            done = ganglion("pack", "-m", model, "-o", out, "--tokens", "600", "--rank", "32")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("down matrices transposed to F32" in done.stdout, name == "powerinfer", done.stdout)
+            for args in ((), ("--exact",)):
+                done = ganglion("run", "-m", out, *run, *args)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                text[name, args] = done.stdout
+        self.assertEqual(text["powerinfer", ()], text["plain", ()])
+        self.assertEqual(text["powerinfer", ("--exact",)], ganglion("run", "-m", plain, *run).stdout)
+        self.assertEqual(sorted(os.listdir(self.dir)), ["x.pack.gguf", "x.powerinfer.gguf"])
+
     def test_what_predictors_cost_is_measured(self):
         out, _ = self.pack("--random-tokens")
         text = os.path.join(ROOT, "README.md")
@@ -72,6 +125,16 @@ class Packs(Cli):
                         "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         found = json.loads(done.stdout)
+        for layer in found["layers"]:
+            self.assertGreater(layer["mass_recall"], 0.97)
+            self.assertLess(layer["recall"], 1)
+            self.assertGreater(layer["over_prediction"], 1)
+        # Measuring takes all neurons, but what was not predicted contributes nothing.
+        plain = json.loads(ganglion("perplexity", "-m", out, "--against", MODEL, "-f", text, "-c", "64", "--chunks", "4", "-q",
+                                    "--json", "--no-recall", "--mem", "min").stdout)
+        self.assertNotIn("layers", plain)
+        for key in ("kl_divergence", "perplexity", "same_top"):
+            self.assertEqual(plain[key], found[key])
         self.assertGreater(found["kl_divergence"], 0)
         self.assertLess(found["kl_divergence"], 1)
         self.assertGreater(found["same_top"], 0.5)

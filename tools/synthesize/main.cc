@@ -1,6 +1,6 @@
-// Writes bench models: any llama, mixtral or qwen3moe shape, seeded, streamed to disk, loadable by any GGUF
-// engine. Weights are random in any type (speed does not depend on them, text does), or planted such that
-// FFN activations are sparse as published ones are; what they came out as can be measured.
+// Writes bench models: any llama, mixtral, qwen3moe or smallthinker shape, seeded, streamed to disk, loadable
+// by any GGUF engine. Weights are random in any type (speed does not depend on them, text does), or planted
+// such that FFN activations are sparse as published ones are; what they came out as can be measured.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 

@@ -14,7 +14,6 @@
 #include "kernels/kernel_table.h"
 #include "kernels/random_blocks.h"
 #include "low_rank.h"
-#include "model/router.h"
 #include "model_config/model_config.h"
 #include "planted.h"
 #include "platform/cpu.h"
@@ -43,8 +42,8 @@ double cosine(std::span<const float> a, std::span<const float> b) {
   return ab / std::sqrt(aa * bb);
 }
 
-// Keeps FFN inputs [layer][token][D] and the spread of the logits.
-class KeepInputs final : public LogitSink {
+// Keeps FFN inputs [layer][token][D], where tokens are routed to, and the spread of the logits.
+class KeepInputs final : public LogitSink, public RoutingSink {
  public:
   void logits(size_t, std::span<const float> values) override {
     for (const float value : values) {
@@ -59,6 +58,16 @@ class KeepInputs final : public LogitSink {
     rows.resize(std::max(rows.size(), (position + 1) * x.size()));
     std::copy(x.begin(), x.end(), rows.begin() + static_cast<ptrdiff_t>(position * x.size()));
   }
+  void begin_pass(size_t first_position) override { first_ = first_position; }
+  void routed(size_t row, size_t layer, std::span<const uint32_t> experts) override {
+    if (experts_.size() <= layer) experts_.resize(layer + 1);
+    std::vector<uint32_t>& chosen = experts_[layer];
+    chosen.resize(std::max(chosen.size(), (first_ + row + 1) * experts.size()));
+    std::copy(experts.begin(), experts.end(),
+              chosen.begin() + static_cast<ptrdiff_t>((first_ + row) * experts.size()));
+  }
+  /// Of `layer`, [token][used].
+  std::span<const uint32_t> experts(size_t layer) const { return experts_[layer]; }
   double deviation() const { return std::sqrt(squares_ / count_ - sum_ / count_ * (sum_ / count_)); }
 
   std::vector<std::vector<float>> layers;
@@ -67,6 +76,8 @@ class KeepInputs final : public LogitSink {
   double sum_ = 0;
   double squares_ = 0;
   double count_ = 0;
+  size_t first_ = 0;
+  std::vector<std::vector<uint32_t>> experts_;
 };
 
 Status run_tokens(const MeasureOptions& options, uint32_t vocab, KeepInputs* inputs) {
@@ -77,6 +88,7 @@ Status run_tokens(const MeasureOptions& options, uint32_t vocab, KeepInputs* inp
   engine_options.context = options.tokens;
   GANGLION_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::open(engine_options));
   GANGLION_RETURN_IF_ERROR(engine->load(nullptr, nullptr));
+  engine->set_routing_sink(inputs);
   GANGLION_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine->new_session());
   std::vector<int32_t> tokens;
   uint64_t random = options.seed * 2 + 1;
@@ -180,27 +192,19 @@ class Measurer {
   }
 
   // goes_to_ [expert][token]
-  Status route(size_t layer) {
+  void count_routed(size_t layer) {
     const size_t experts = config_.moe.expert_count;
     const size_t used = config_.moe.used_count;
-    GANGLION_ASSIGN_OR_RETURN(const TensorInfo* router, find(layer, "ffn_gate_inp", ".weight"));
-    std::vector<float> logits;
-    GANGLION_RETURN_IF_ERROR(multiply(*router, 0, layer, &logits));
     goes_to_.assign(experts * tokens_, 0);
-    std::vector<float> scratch(experts);
-    std::vector<model::Routed> routed(used);
     std::vector<double> share(experts);
     const double even = static_cast<double>(tokens_ * used) / static_cast<double>(experts);
-    for (size_t t = 0; t < tokens_; ++t) {
-      model::route(config_.moe, {logits.data() + t * experts, experts}, nullptr, scratch, routed);
-      for (const model::Routed& choice : routed) {
-        goes_to_[choice.expert * tokens_ + t] = 1;
-        share[choice.expert] += 1 / even;
-      }
+    const std::span<const uint32_t> routed = inputs_.experts(layer);
+    for (size_t i = 0; i < tokens_ * used; ++i) {
+      goes_to_[routed[i] * tokens_ + i / used] = 1;
+      share[routed[i]] += 1 / even;
     }
     out_.expert_least = std::min(out_.expert_least, *std::min_element(share.begin(), share.end()));
     out_.expert_most = std::max(out_.expert_most, *std::max_element(share.begin(), share.end()));
-    return base::ok_status();
   }
 
   Status add_layer(size_t layer) {
@@ -210,7 +214,7 @@ class Measurer {
     GANGLION_ASSIGN_OR_RETURN(const TensorInfo* gate, find(layer, "ffn_gate", suffix));
     GANGLION_ASSIGN_OR_RETURN(const TensorInfo* up, find(layer, "ffn_up", suffix));
     if (moe) {
-      GANGLION_RETURN_IF_ERROR(route(layer));
+      count_routed(layer);
     } else {
       goes_to_.assign(tokens_, 1);
     }

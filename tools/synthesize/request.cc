@@ -29,7 +29,7 @@ Status check_shape(const Shape& s) {
   if (s.experts > 0 && (s.experts_used == 0 || s.experts_used > s.experts))
     return refuse(format("experts-used is %u, expected 1 to %u", s.experts_used, s.experts));
   if (s.experts == 0 && s.experts_used > 0) return refuse("experts-used needs --experts");
-  if (s.experts == 0 && s.architecture == "qwen3moe") return refuse("this shape needs experts");
+  if (s.experts == 0 && s.architecture != "llama") return refuse("this shape needs experts");
   return base::ok_status();
 }
 
@@ -62,6 +62,26 @@ const std::map<std::string, Shape>& known_shapes() {
         .vocab = 151936,
         .experts = 128,
         .experts_used = 8}},
+      {"smallthinker-4b",
+       {.architecture = "smallthinker",
+        .layers = 32,
+        .dim = 1536,
+        .ffn = 768,
+        .heads = 12,
+        .kv_heads = 2,
+        .vocab = 151936,
+        .experts = 32,
+        .experts_used = 4}},
+      {"smallthinker-21b",
+       {.architecture = "smallthinker",
+        .layers = 52,
+        .dim = 2560,
+        .ffn = 768,
+        .heads = 28,
+        .kv_heads = 4,
+        .vocab = 151936,
+        .experts = 64,
+        .experts_used = 6}},
       {"tiny",
        {.layers = 4,
         .dim = 256,
@@ -87,6 +107,8 @@ Status check_request(const Request& request) {
     return refuse("type '" + request.type + "' is not known - use Q4_0, Q8_0, F16, F32, Q4_K_M or another");
   if (request.activation != "silu" && request.activation != "relu" && request.activation != "drelu")
     return refuse("activation is '" + request.activation + "', expected silu, relu or drelu");
+  if (request.shape.architecture == "smallthinker" && request.activation != "relu")
+    return refuse("the experts of this shape are rectified: use --activation relu");
   GANGLION_RETURN_IF_ERROR(check_shape(request.shape));
   GANGLION_RETURN_IF_ERROR(check_rows(request));
   if (!request.planted()) {

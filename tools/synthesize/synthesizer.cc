@@ -76,7 +76,7 @@ void Synthesizer::add_metadata() {
   if (s.experts > 0) {
     writer_.add_uint(a + "expert_count", s.experts);
     writer_.add_uint(a + "expert_used_count", s.experts_used);
-    if (s.architecture == "qwen3moe") writer_.add_uint(a + "expert_feed_forward_length", s.ffn);
+    if (s.architecture != "llama") writer_.add_uint(a + "expert_feed_forward_length", s.ffn);
   }
   add_vocabulary();
 }
