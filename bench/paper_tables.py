@@ -29,9 +29,10 @@ PAPER_7B, PAPER_7B_PEER = 11.1, 0.4
 PAPER_47B = {7: 2.13, 10: 3.58, 13: 6.40, 16: 9.65, 19: 11.68}
 
 
-def bench(args, model, budget, *more):
+def bench(args, model, budget, *more, repetitions=1):
     """JSON of `ganglion bench`, under a cgroup unless `budget` is 0, and the cgroup's peak."""
-    command = [GANGLION, "bench", "-m", model, "-t", str(args.threads), "-c", "512", "-r", "1", "-o", "json", *more]
+    command = [GANGLION, "bench", "-m", model, "-t", str(args.threads), "-c", "512", "-r", str(repetitions), "-o",
+               "json", "--warm-up", str(args.warm_up), *more]
     if budget:
         done, peak = in_cgroup(budget, [*command, "--mem", str(budget)], args.timeout)
     else:
@@ -134,7 +135,7 @@ def measure_budgets(args):
     for number in range(args.rounds):
         for budget in args.budget:
             before = machine(args.pack)
-            found[budget]["runs"].append(bench(args, args.pack, budget, "-p", "0", "-n", str(args.tokens)))
+            found[budget]["runs"].append(bench(args, args.pack, budget, "-p", "0", "-n", str(args.tokens), repetitions=args.repetitions))
             found[budget]["facts"].append(slower_disk(before, machine(args.pack)))
             rate = peer(args, budget) if number < args.peer_rounds else None
             if rate:
@@ -148,8 +149,8 @@ def budget_tables(args, found):
     facts = found[args.budget[0]]["facts"][-1]
     lines = [f"{os.path.basename(args.pack)} ({gb(os.path.getsize(args.pack))} GB) of {os.path.basename(args.source)} "
              f"({gb(os.path.getsize(args.source))} GB); {facts['cpu']}, {args.threads} threads, kernels {facts['kernel_tables'][0]}; "
-             f"Linux {platform.release()}; {args.tokens} random tokens, context 512, "
-             f"{'one round' if args.rounds == 1 else f'medians of {args.rounds} rounds'}.", "",
+             f"Linux {platform.release()}; {args.tokens} random tokens after {args.warm_up} that warm up, "
+             f"context 512, medians of {args.repetitions}, {'one round' if args.rounds == 1 else f'medians of {args.rounds} rounds'}.", "",
              "Bounds by what the machine reached just before or after each run, the slower of both: reads at the random rate of their "
              "size; computing: bytes touched at the bandwidth of memory, and the processor time of reads.", "",
              "| limit, GB | tokens/s | the paper's | reads a token | present | I/O alone, ms | computing alone, ms | a token, ms "
@@ -201,7 +202,7 @@ def tables(args, found):
     touched = found["touched"]
     lines = [f"{os.path.basename(args.pack)} ({gb(os.path.getsize(args.pack))} GB) of {os.path.basename(args.source)} "
              f"({gb(os.path.getsize(args.source))} GB); {facts['cpu']}, {args.threads} threads, memory {gb(memory)} GB/s, "
-             f"kernels {facts['kernel_tables'][0]}; Linux {platform.release()}; {args.tokens} random tokens, context 512, "
+             f"kernels {facts['kernel_tables'][0]}; Linux {platform.release()}; {args.tokens} random tokens after {args.warm_up} that warm up, context 512, "
              f"medians of {args.rounds} rounds.", "",
              "| all in memory | tokens/s | x dense | x peer | of bytes touched / bandwidth |", "|---|---|---|---|---|",
              f"| dense | {dense:.2f} | | {ratio(dense, peer_memory)} | |",
@@ -253,6 +254,8 @@ def main():
     parser.add_argument("--enough", default="auto", help="--mem of the runs in memory")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--warm-up", type=int, default=64, help="tokens of each run before anything is measured")
+    parser.add_argument("--repetitions", type=int, default=3, help="with several budgets: of the answer in each run, whose median counts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-tokens", type=int, default=8)
     parser.add_argument("--peer-rounds", type=int, default=1, help="with several budgets, whose slow runs take minutes")

@@ -51,7 +51,8 @@ class Tables(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as pack:
             pack.write(b"x" * 1000)
             pack.flush()
-            args = argparse.Namespace(pack=pack.name, source=pack.name, threads=2, tokens=8, rounds=2, budget=2.6e9)
+            args = argparse.Namespace(pack=pack.name, source=pack.name, threads=2, tokens=8, warm_up=4, repetitions=3, rounds=2,
+                                      budget=2.6e9)
             found = {"facts": [FACTS] * 2, "dense": [run(4)] * 2, "memory": [run(10), run(10)],
                      "tight": [(run(5), 2.5e9), (run(4), 2.5e9)], "peer_memory": peers, "peer_tight": peers,
                      "prompt_pack": 19, "prompt_source": 20, "batch_memory": [{"decode_tokens_per_s": 25}],
@@ -92,7 +93,8 @@ class Bars(unittest.TestCase):
             pack = f"{folder}/p.gguf"
             with open(pack, "wb") as file:
                 file.write(b"x" * 1000)
-            args = argparse.Namespace(pack=pack, source=pack, threads=2, tokens=8, rounds=2, budget=[7e9, 8e9], out=f"{folder}/out")
+            args = argparse.Namespace(pack=pack, source=pack, threads=2, tokens=8, warm_up=4, repetitions=3, rounds=2,
+                                      budget=[7e9, 8e9], out=f"{folder}/out")
             of = {"facts": [FACTS] * 2, "runs": [({**run(5), "cache_hit_rate": .9}, 6.9e9), ({**run(4), "cache_hit_rate": .8}, 6.8e9)],
                   "peer": [.5], "touched": 1.6e9}
             text, medians = paper_tables.budget_tables(args, {7e9: of, 8e9: {**of, "peer": []}})

@@ -24,6 +24,7 @@ struct BenchFlags {
   size_t depth = 0;
   size_t repetitions = 3;
   size_t parallel = 1;
+  size_t warm_up = 1;
   bool ablation = false;
   std::string output = "md";
 };
@@ -80,8 +81,9 @@ class Bench {
   }
 
   Result<Measured> run() {
-    // One unmeasured token: pages are touched and caches filled.
-    const Status warm = feed("warm-up", 1, Phase::kPrompt);
+    // Unmeasured tokens: pages are touched and caches filled.
+    Status warm = feed("warm-up", 1, Phase::kPrompt);
+    for (size_t i = 1; i < flags_.warm_up && warm.ok(); ++i) warm = feed("warm-up", 1, Phase::kGeneration);
     if (!warm.ok()) return warm;
     Progress progress("measuring");
     for (size_t i = 0; i < flags_.repetitions; ++i) {
@@ -366,8 +368,9 @@ int run_ablation(BenchFlags& flags) {
 
 int run_bench(BenchFlags& flags) {
   if (flags.ablation) flags.prompt_tokens = 0;
-  const size_t longest = std::max(flags.prompt_tokens, flags.depth + flags.decode_tokens);
-  if (flags.repetitions == 0 || longest == 0 || (flags.ablation && flags.decode_tokens == 0))
+  const size_t measured_most = std::max(flags.prompt_tokens, flags.depth + flags.decode_tokens);
+  const size_t longest = std::max(measured_most, flags.warm_up);
+  if (flags.repetitions == 0 || measured_most == 0 || (flags.ablation && flags.decode_tokens == 0))
     return fail(Status(Code::kInvalidArgument, "nothing to measure"));
   if (flags.model.engine.context == 0) flags.model.engine.context = std::max<size_t>(longest, 1);
   flags.model.engine.sequences = flags.parallel;
@@ -404,6 +407,8 @@ void register_bench(CLI::App& app, CommandBody* body) {
       ->capture_default_str();
   bounded(command->add_option("-r,--repetitions", flags->repetitions, "Repetitions; medians are printed"),
           1000)
+      ->capture_default_str();
+  bounded(command->add_option("--warm-up", flags->warm_up, "Tokens before anything is measured"), 1 << 24)
       ->capture_default_str();
   command->add_option("--parallel", flags->parallel, "Sequences whose answers are evaluated as one batch")
       ->check(CLI::Range(1, 32))
