@@ -1,4 +1,4 @@
-// AVX-512 VNNI products of one to three tokens with the types of 32-element blocks: eight blocks at a time,
+// AVX-512 VNNI products of up to six tokens with the types of 32-element blocks: eight blocks at a time,
 // one per lane of the accumulator. More tokens go to gemm_small.cc. Same bits as reference/matmul.cc.
 #include "kernels/x86_avx512vnni/avx512vnni.h"
 #include "kernels/x86_avx512vnni/common.h"
@@ -139,37 +139,69 @@ GANGLION_INLINE __m512i sum_small_quarters(const __m512i* p) {
   return _mm512_madd_epi16(_mm512_packs_epi32(a, b), one);
 }
 
-/// Lane b of the result is the sum of the eight int32 of half b % 2 of p[b / 2].
-template <bool kSmall>
-GANGLION_INLINE __m256i sum_halves_of_4(const __m512i* p) {
-  const __m512i quarters = kSmall ? sum_small_quarters(p) : sum_quarters(p);
-  const __m512i even = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
-  const __m512i odd = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
-  return _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(even, quarters)),
-                          _mm512_castsi512_si256(_mm512_permutexvar_epi32(odd, quarters)));
-}
-
-/// Adds the products of a group with the 256 activations at q to the lanes of its blocks.
 template <class Type>
-GANGLION_INLINE __m256 add_group(const Group& group, const int8_t* q, const float* scales,
-                                 const int16_t* sums, __m256 acc) {
+GANGLION_INLINE __m512i quarters_of(const Group& group, const int8_t* q) {
   __m512i parts[4];
   for (size_t i = 0; i < 4; ++i) {
     parts[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), group.codes[i], load_512(q + 64 * i));
   }
-  __m256i products = sum_halves_of_4<(Type::kOffset < 128)>(parts);
-  const __m256i x_sums = _mm256_cvtepi16_epi32(load_128(sums));
-  if (Type::kOffset == 8) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 3));
-  if (Type::kOffset == 16) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 4));
-  if (Type::kOffset == 128) products = _mm256_sub_epi32(products, _mm256_slli_epi32(x_sums, 7));
+  return Type::kOffset < 128 ? sum_small_quarters(parts) : sum_quarters(parts);
+}
+
+/// `products` of codes, less what codes stand above their value.
+template <class Type>
+GANGLION_INLINE __m512i without_offset(__m512i products, __m512i x_sums) {
+  if (Type::kOffset == 8) return _mm512_sub_epi32(products, _mm512_slli_epi32(x_sums, 3));
+  if (Type::kOffset == 16) return _mm512_sub_epi32(products, _mm512_slli_epi32(x_sums, 4));
+  if (Type::kOffset == 128) return _mm512_sub_epi32(products, _mm512_slli_epi32(x_sums, 7));
   if (Type::kOffset == 12) {
-    const __m256i above = _mm256_add_epi32(_mm256_slli_epi32(x_sums, 3), _mm256_slli_epi32(x_sums, 2));
-    products = _mm256_sub_epi32(products, above);
+    const __m512i above = _mm512_add_epi32(_mm512_slli_epi32(x_sums, 3), _mm512_slli_epi32(x_sums, 2));
+    return _mm512_sub_epi32(products, above);
   }
-  const __m256 x_scales = _mm256_loadu_ps(scales);
+  return products;
+}
+
+/// Adds the products of a group with 256 activations, from element 32 b on, to the lanes of its blocks.
+template <class Type>
+GANGLION_INLINE __m256 add_group(const Group& group, const ActivationRow& x, size_t b, __m256 acc) {
+  const __m512i quarters = quarters_of<Type>(group, x.q + 32 * b);
+  const __m512i even = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512i odd = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m256i sums = _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(even, quarters)),
+                                        _mm512_castsi512_si256(_mm512_permutexvar_epi32(odd, quarters)));
+  const __m256i x_sums = _mm256_cvtepi16_epi32(load_128(x.sums + b));
+  const __m256i products = _mm512_castsi512_si256(
+      without_offset<Type>(_mm512_castsi256_si512(sums), _mm512_castsi256_si512(x_sums)));
+  const __m256 x_scales = _mm256_loadu_ps(x.scales + b);
   acc = _mm256_fmadd_ps(_mm256_mul_ps(group.scales, x_scales), _mm256_cvtepi32_ps(products), acc);
   if (Type::kHasMin) {
     acc = _mm256_fmadd_ps(_mm256_mul_ps(group.mins, x_scales), _mm256_cvtepi32_ps(x_sums), acc);
+  }
+  return acc;
+}
+
+GANGLION_INLINE __m512 both_halves(__m256 low, __m256 high) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+/// The same for two tokens, one in each half of `acc`.
+template <class Type>
+GANGLION_INLINE __m512 add_group_of_two(const Group& group, const ActivationRow* x, size_t b, __m512 acc) {
+  const __m512i first = quarters_of<Type>(group, x[0].q + 32 * b);
+  const __m512i second = quarters_of<Type>(group, x[1].q + 32 * b);
+  const __m512i even = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
+  const __m512i odd = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 20, 28, 21, 29, 22, 30, 23, 31);
+  const __m512i sums = _mm512_add_epi32(_mm512_permutex2var_epi32(first, even, second),
+                                        _mm512_permutex2var_epi32(first, odd, second));
+  const __m512i x_sums = _mm512_cvtepi16_epi32(
+      _mm256_inserti128_si256(_mm256_castsi128_si256(load_128(x[0].sums + b)), load_128(x[1].sums + b), 1));
+  const __m512 x_scales = both_halves(_mm256_loadu_ps(x[0].scales + b), _mm256_loadu_ps(x[1].scales + b));
+  const __m512 scales = both_halves(group.scales, group.scales);
+  acc = _mm512_fmadd_ps(_mm512_mul_ps(scales, x_scales),
+                        _mm512_cvtepi32_ps(without_offset<Type>(sums, x_sums)), acc);
+  if (Type::kHasMin) {
+    const __m512 mins = both_halves(group.mins, group.mins);
+    acc = _mm512_fmadd_ps(_mm512_mul_ps(mins, x_scales), _mm512_cvtepi32_ps(x_sums), acc);
   }
   return acc;
 }
@@ -182,13 +214,16 @@ struct Kernel {
     const size_t blocks = args.n / 32;
     const size_t scales_at = (args.n + 63) / 64 * 64;
     const size_t sums_at = scales_at + (blocks * 4 + 63) / 64 * 64;
+    constexpr int kPairs = T / 2;
     ActivationRow x[T];
+    __m512 two[kPairs + 1];  // No array is empty.
     __m256 acc[T];
     for (int t = 0; t < T; ++t) {
       const uint8_t* p = x0 + static_cast<size_t>(t) * args.x_stride;
       x[t] = {reinterpret_cast<const int8_t*>(p), reinterpret_cast<const float*>(p + scales_at),
               reinterpret_cast<const int16_t*>(p + sums_at)};
       acc[t] = _mm256_setzero_ps();
+      two[t / 2] = _mm512_setzero_ps();
     }
     const uint8_t* const ahead = ahead_of(args, r, 1);
     size_t b = 0;
@@ -197,9 +232,13 @@ struct Kernel {
       if (ahead != nullptr) prefetch<8 * Type::kBytes>(ahead + b * Type::kBytes);
       Group group;
       Type::unpack(p, &group);
-      for (int t = 0; t < T; ++t) {
-        acc[t] = add_group<Type>(group, x[t].q + 32 * b, x[t].scales + b, x[t].sums + b, acc[t]);
-      }
+      for (int pair = 0; pair < kPairs; ++pair)
+        two[pair] = add_group_of_two<Type>(group, x + 2 * pair, b, two[pair]);
+      if (T % 2 == 1) acc[T - 1] = add_group<Type>(group, x[T - 1], b, acc[T - 1]);
+    }
+    for (int pair = 0; pair < kPairs; ++pair) {
+      acc[2 * pair] = _mm512_castps512_ps256(two[pair]);
+      acc[2 * pair + 1] = _mm512_extractf32x8_ps(two[pair], 1);
     }
     if (b < blocks) add_last<T>(weights, x, b, blocks - b, acc);
     for (int t = 0; t < T; ++t) out[static_cast<size_t>(t) * args.out_stride] = tree_8(acc[t]);
@@ -218,7 +257,8 @@ struct Kernel {
       int8_t q[256] = {};
       memcpy(q, x[t].q + 32 * b, 32 * count);
       // Rows end on a multiple of 64 bytes, so eight scales and sums are there to read.
-      const __m256 added = add_group<Type>(group, q, x[t].scales + b, x[t].sums + b, acc[t]);
+      const ActivationRow last = {q, x[t].scales + b, x[t].sums + b};
+      const __m256 added = add_group<Type>(group, last, 0, acc[t]);
       // Lanes without a block keep their value, whatever lies behind the last scale.
       acc[t] = _mm256_mask_mov_ps(acc[t], present, added);
     }
