@@ -8,6 +8,7 @@
 #include <string>
 
 #include "format/gguf.h"
+#include "format/powerinfer.h"
 #include "model/weight_map.h"
 #include "model_config/model_config.h"
 #include "tokenizer/tokenizer.h"
@@ -17,6 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int fd = ::memfd_create("fuzz", 0);
   if (fd < 0 || ::write(fd, data, size) != static_cast<ssize_t>(size)) return 0;
   auto file = format::GgufModel::open("/proc/self/fd/" + std::to_string(fd));
+  if (file.ok() && file.value().powerinfer()) file = format::plain_header(file.value());
   if (file.ok()) {
     auto config = model_config::read_model_config(file.value().metadata());
     if (config.ok()) {

@@ -59,16 +59,15 @@ class Copier {
     for (size_t i = 0; i < count; ++i) {
       if (progress_ != nullptr && !progress_(context_, "transposing down matrices", i, count))
         return Status(Code::kCancelled, "interrupted");
-      const TensorInfo& from = source_.tensors()[i];
-      GANGLION_RETURN_IF_ERROR(is_down(i) ? transpose(from, plain_.tensors()[i], &writer)
-                                          : copy_tensor(files_[from.shard], from, &writer));
+      const TensorInfo& to = plain_.tensors()[i];
+      const TensorInfo* down = format::transposed_source(source_, to);
+      GANGLION_RETURN_IF_ERROR(down != nullptr ? transpose(*down, to, &writer)
+                                               : copy_tensor(files_[to.shard], to, &writer));
     }
     return writer.finish();
   }
 
  private:
-  bool is_down(size_t i) const { return source_.tensors()[i].name != plain_.tensors()[i].name; }
-
   Status open() {
     for (const format::ShardInfo& shard : source_.shards()) {
       GANGLION_ASSIGN_OR_RETURN(platform::File opened, platform::File::open(shard.path));
@@ -79,10 +78,12 @@ class Copier {
       return Status(Code::kInvalidArgument, "no kernels '" + options_.isa + "' on this machine");
     threads_ = std::make_unique<platform::ThreadPool>(
         options_.threads > 0 ? options_.threads : platform::default_thread_count());
-    for (size_t i = 0; i < source_.tensors().size(); ++i) {
-      const TensorInfo& tensor = source_.tensors()[i];
-      if (is_down(i) && kernels_->dequantize[static_cast<size_t>(tensor.type)] == nullptr)
-        return Status(Code::kUnsupported, "tensor '" + tensor.name + "' has a type that is not computable");
+    for (const TensorInfo& to : plain_.tensors()) {
+      const TensorInfo* down = format::transposed_source(source_, to);
+      if (down == nullptr) continue;
+      downs_.push_back(down);
+      if (kernels_->dequantize[static_cast<size_t>(down->type)] == nullptr)
+        return Status(Code::kUnsupported, "tensor '" + down->name + "' has a type that is not computable");
     }
     return base::ok_status();
   }
@@ -91,10 +92,8 @@ class Copier {
     GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, engine::parse_budget(options_.memory));
     if (budget == 0) return base::ok_status();  // "min": as little as it takes.
     uint64_t need = 0;
-    for (size_t i = 0; i < source_.tensors().size(); ++i) {
-      const TensorInfo& tensor = source_.tensors()[i];
-      if (is_down(i)) need = std::max(need, tensor.bytes + kColumns * tensor.dims[1] * sizeof(float));
-    }
+    for (const TensorInfo* down : downs_)
+      need = std::max(need, down->bytes + kColumns * down->dims[1] * sizeof(float));
     need += platform::read_process_memory().resident_bytes;
     if (need <= budget) return base::ok_status();
     return Status(Code::kResources,
@@ -179,6 +178,7 @@ class Copier {
   PlainCopy::Progress progress_;
   void* context_;
   std::vector<platform::File> files_;
+  std::vector<const TensorInfo*> downs_;  // transposed ones
   const kernels::KernelTable* kernels_ = nullptr;
   std::unique_ptr<platform::ThreadPool> threads_;
   std::vector<uint8_t> raw_, out_;
@@ -210,15 +210,14 @@ Result<PlainCopy> PlainCopy::make(const PackOptions& options, Progress progress,
   const std::string path = options.output_path + ".plain";
   GANGLION_RETURN_IF_ERROR(Copier(options, source, plain, progress, context).run(path));
   copy.path_ = path;
-  for (size_t i = 0; i < source.tensors().size(); ++i) {
-    const TensorInfo& from = source.tensors()[i];
-    const TensorInfo& to = plain.tensors()[i];
-    if (from.name == to.name) continue;
+  for (const TensorInfo& to : plain.tensors()) {
+    const TensorInfo* from = format::transposed_source(source, to);
+    if (from == nullptr) continue;
     copy.note_ = "down matrices transposed to " + std::string(base::tensor_type_info(to.type).name);
-    if (from.type == to.type) break;
-    copy.note_ += ", rounded from " + std::string(base::tensor_type_info(from.type).name);
+    if (from->type == to.type) break;
+    copy.note_ += ", rounded from " + std::string(base::tensor_type_info(from->type).name);
     // Rows of Q4_0 and q4 have the same blocks, and the same rule for their scales.
-    if (from.type == TensorType::kQ4_0) copy.down_ = "q4";
+    if (from->type == TensorType::kQ4_0) copy.down_ = "q4";
     break;
   }
   return copy;

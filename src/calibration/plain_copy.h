@@ -21,8 +21,8 @@ class PlainCopy {
   using Progress = bool (*)(void* context, const char* stage, uint64_t done, uint64_t total);
 
   /// Nothing for any other model than a PowerInfer one. Memory: the largest down matrix as it is, and 256 of
-  /// its columns as floats. Errors: those of opening; kUnsupported (architectures other than llama and
-  /// bamboo, values that F16 cannot hold), kResources (memory, disk), kCancelled, kIo.
+  /// its columns as floats. Errors: those of opening; kUnsupported (architectures other than llama, bamboo
+  /// and opt, values that F16 cannot hold), kResources (memory, disk), kCancelled, kIo.
   static base::Result<PlainCopy> make(const PackOptions& options, Progress progress, void* context);
 
   bool made() const { return !path_.empty(); }

@@ -238,7 +238,7 @@ void Planner::read_window() {
 // Whether the numbers of a field, one per layer, are `at_fourth` in layers 0, 4, 8 ... and `elsewhere`.
 bool Planner::is_layout(const char* field, uint64_t fallback, uint64_t at_fourth, uint64_t elsewhere) const {
   const Json& layout = config_[field];
-  const bool given = layout.is_array();
+  const bool given = !layout.is_null();
   if (given && layout.items().size() != s_.layers) return false;
   for (uint64_t i = 0; i < s_.layers; ++i) {
     uint64_t value = fallback;

@@ -435,6 +435,7 @@ TEST_F(ConvertFamilies, SmallThinkerRefusesWhatTheArchitectureHasNot) {
       {[](auto& c) { c["sliding_window_layout"][0] = 1; }, layouts},
       {[](auto& c) { c["sliding_window_layout"][1] = 2; }, layouts},
       {[](auto& c) { c.erase("rope_layout"); }, layouts},
+      {[](auto& c) { c["sliding_window_layout"] = "none"; }, layouts},
       {[](auto& c) { c.erase("sliding_window_size"); }, "sliding_window_size"},
       {[](auto& c) { c["hidden_act"] = "silu"; }, "expected 'relu'"},
       {[](auto& c) { c["moe_enable_early_router"] = false; }, "moe_enable_early_router"},
