@@ -178,11 +178,12 @@ TEST(Matmul, EqualsReferenceForOddShapes) {
 
 TEST(Matmul, EqualsReferenceForEveryTokenCount) {
   for (const TensorTypeInfo& info : computable_types()) {
-    for (const size_t tokens : sizes({1, 2, 3, 4, 5, 7, 8, 33})) {
+    for (const size_t tokens : sizes({1, 2, 3, 4, 5, 6, 7, 8, 33})) {
       Problem problem(info, 5, 1280, tokens, 77 + tokens);
       const std::vector<float> expected = problem.run(reference_table(), 0, tokens);
       for (const KernelTable* table : available_tables()) {
         expect_same(expected, problem.run(*table, 0, tokens), label(*table, info));
+        expect_same(expected, problem.run(*table, 0, tokens, true), label(*table, info) + ", scattered");
       }
     }
   }
@@ -264,8 +265,8 @@ TEST(Matmul, ExtremeCodesDoNotSaturate) {
   for (const TensorTypeInfo& info : computable_types()) {
     if (activation_form(info.type) == ActivationForm::kF32) continue;
     for (const int fill : {0x00, 0xff, 0x80, 0x7f, 0xf0, 0x0f}) {
-      Problem problem(info, 2, 2048, 2, 3);
-      std::vector<uint8_t> tame(problem.weights.data(), problem.weights.data() + 2 * problem.stride);
+      Problem problem(info, 3, 2048, 2, 3);
+      std::vector<uint8_t> tame(problem.weights.data(), problem.weights.data() + 3 * problem.stride);
       // Scales stay, so that results stay finite: only bytes that no half scale uses are filled.
       for (size_t i = 0; i < tame.size(); ++i) {
         const size_t in_block = i % info.block_bytes;

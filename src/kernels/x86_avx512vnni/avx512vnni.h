@@ -8,6 +8,8 @@ namespace ganglion::kernels {
 /// kTypeSlots entries each, null for types that the part does not know.
 const MatmulFn* avx512vnni_matmul_small();
 const MatmulFn* avx512vnni_matmul_float();
+/// Q4_0 for two to six tokens. False: nothing done, the shape does not suit.
+bool avx512vnni_try_matmul_nibbles(const MatmulArgs& args);
 /// Tiles for many tokens.
 const MatmulFn* avx512vnni_gemm_small();
 const MatmulFn* avx512vnni_gemm_super();

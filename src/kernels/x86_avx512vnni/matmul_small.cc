@@ -269,6 +269,7 @@ template <class Type>
 void matmul(const MatmulArgs& args) {
   if (args.tokens >= kFewestTokens && args.rows > 1)
     return avx512vnni_gemm_small()[static_cast<size_t>(Type::kType)](args);
+  if (Type::kType == TensorType::kQ4_0 && avx512vnni_try_matmul_nibbles(args)) return;
   for_each_tile<Kernel<Type>>(args);
 }
 
