@@ -40,6 +40,8 @@ constexpr double kLeastSaving = 0.25;
 // Predicted neurons per active one, as a first guess.
 constexpr double kUsualOverPrediction = 1.7;
 constexpr size_t kJudgedTokens = 512;
+// Roundings of down rows average over the width: models narrower than this get 8 bits at least.
+constexpr uint32_t kNarrow = 2048;
 constexpr size_t kWindow = 128;
 constexpr const char* kRecallKey = "ganglion.pack.recall";
 constexpr const char* kDivergenceKey = "ganglion.pack.divergence";
@@ -119,13 +121,14 @@ class Packer {
     return ok_status();
   }
 
-  // About as fine as the source: 6 bits are small beside the rounding of sources that have as few.
+  // About as fine as the source: 6 bits are small beside the rounding of wide sources that have as few.
   std::string usual_down_type() const {
     constexpr uint64_t kElements = 1024;
     uint64_t bits = 0;
     for (const FfnMatrices& ffn : source_->layers())
       bits = std::max(bits, base::row_bytes(ffn.down->type, kElements) * 8 / kElements);
-    return bits >= 16 ? "f16" : bits >= 7 ? "q8" : "q6";
+    const bool narrow = source_->config().dim < kNarrow;
+    return bits >= 16 ? "f16" : bits >= 7 || narrow ? "q8" : "q6";
   }
 
   static double predictor_bytes(const FfnMatrices& ffn, uint32_t rank) {
