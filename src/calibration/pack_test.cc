@@ -724,6 +724,11 @@ TEST(PackModel, ThresholdsOfGatesAreCheckedAndPacked) {
   }
   options.overrides = {{"ganglion.ffn.activation", "drelu"}};
   EXPECT_EQ(Engine::open(options).status().code(), Code::kUnsupported);
+  // Families that would compute without it say so.
+  options.model_path = fixture("smallthinker-f32");
+  options.overrides = {{"ganglion.ffn.threshold", "0.1"}};
+  EXPECT_EQ(Engine::open(options).status().code(), Code::kUnsupported);
+  options.model_path = fixture("llama-fatrelu-f32");
   // Fewer neurons fire than with a plain ReLU.
   const PackReport high = pack(options.model_path, folder.file("m.gguf"), 32, "q6");
   ASSERT_EQ(high.layers.size(), 2U);

@@ -271,6 +271,12 @@ std::vector<std::string> supported_architectures() {
   return names;
 }
 
+// Families that take no threshold would compute without it, and nobody would know.
+static double threshold_of(const base::Metadata& metadata) {
+  const Result<double> threshold = metadata.float_or("ganglion.ffn.threshold", 0);
+  return threshold.ok() ? threshold.value() : -1;
+}
+
 Result<ModelConfig> read_model_config(const base::Metadata& metadata) {
   GANGLION_ASSIGN_OR_RETURN(const std::string architecture, metadata.string_required("general.architecture"));
   for (const Family& family : kFamilies) {
@@ -282,6 +288,10 @@ Result<ModelConfig> read_model_config(const base::Metadata& metadata) {
     config.name = name.ok() ? name.value() : "";
     read_common(keys, &config);
     if (keys.status().ok()) family.read(keys, &config);
+    if (keys.status().ok() && config.ffn_threshold == 0 && threshold_of(metadata) != 0) {
+      keys.fail(Code::kUnsupported,
+                "ganglion.ffn.threshold is not known for architecture '" + architecture + "'");
+    }
     if (keys.status().ok()) read_pack(keys, &config);
     if (!keys.status().ok()) return keys.status();
     return config;
