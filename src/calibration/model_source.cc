@@ -10,6 +10,7 @@
 #include "format/powerinfer.h"
 #include "model/weight_map.h"
 #include "platform/cpu.h"
+#include "platform/memory.h"
 
 namespace ganglion::calibration {
 
@@ -93,7 +94,8 @@ Status ModelSource::choose_layers(const SourceOptions& options) {
 // ffn_predictor_fc1 and fc2 as our converter names them, fc1 and fc2 as PowerInfer's does. They read the
 // input before an RMS norm.
 Status ModelSource::find_carried_predictors() {
-  for (size_t i = 0; i < layers_.size() && !config_.layer_norm; ++i) {
+  if (config_.layer_norm) return base::ok_status();
+  for (size_t i = 0; i < layers_.size(); ++i) {
     FfnMatrices& ffn = layers_[i];
     const std::string prefix = "blk." + std::to_string(i) + ".";
     for (const char* name : {"ffn_predictor_fc", "fc"}) {
@@ -150,6 +152,16 @@ Status copy_tensor(const platform::File& file, const TensorInfo& tensor, format:
     GANGLION_RETURN_IF_ERROR(writer->write(bytes));
   }
   return base::ok_status();
+}
+
+Status check_memory(const std::string& memory, uint64_t need_bytes, const std::string& what,
+                    const std::string& advice) {
+  GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, engine::parse_budget(memory));
+  if (budget == 0) return base::ok_status();  // "min": as little as it takes.
+  need_bytes += platform::read_process_memory().resident_bytes;
+  if (need_bytes <= budget) return base::ok_status();
+  return Status(Code::kResources, what + " takes " + base::format_bytes(need_bytes) + ", --mem gives " +
+                                      base::format_bytes(budget) + " - " + advice);
 }
 
 Status check_free_space(const std::string& path, uint64_t need_bytes, const std::string& what) {

@@ -94,6 +94,11 @@ class ModelSource {
 base::Status copy_tensor(const platform::File& file, const format::TensorInfo& tensor,
                          format::GgufWriter* writer);
 
+/// Fails with kResources where `need_bytes` beside what the process has are more than `memory` (as of --mem;
+/// "min" never is). `what` takes them, `advice` says what to do.
+base::Status check_memory(const std::string& memory, uint64_t need_bytes, const std::string& what,
+                          const std::string& advice);
+
 /// Fails with kResources where the folder of `path` has less than `need_bytes` left; `what` names them.
 /// Errors: also kIo where there is no such folder.
 base::Status check_free_space(const std::string& path, uint64_t need_bytes, const std::string& what);

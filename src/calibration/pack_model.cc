@@ -18,7 +18,6 @@
 #include "engine/runtime.h"
 #include "ganglion/calibration.h"
 #include "ganglion/pack.h"
-#include "platform/memory.h"
 
 namespace ganglion {
 
@@ -238,18 +237,13 @@ class Packer {
 
   // A layer is fitted in memory: its matrices and samples have to fit the budget.
   Status check_memory() const {
-    GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, engine::parse_budget(options_.memory));
-    if (budget == 0) return ok_status();  // "min": as little as it takes.
     uint64_t need = 0;
+    const size_t samples = calibration_->header().samples;
     for (const PackedLayer& layer : layers_)
-      need = std::max(need, calibration::fitting_bytes(layer, *source_, calibration_->header().samples));
-    need += platform::read_process_memory().resident_bytes;
-    if (need <= budget) return ok_status();
-    return Status(Code::kResources,
-                  base::format("fitting a layer on %zu tokens takes %s, --mem gives %s - raise it, or "
-                               "calibrate on fewer tokens",
-                               calibration_->header().samples, base::format_bytes(need).c_str(),
-                               base::format_bytes(budget).c_str()));
+      need = std::max(need, calibration::fitting_bytes(layer, *source_, samples));
+    return calibration::check_memory(options_.memory, need,
+                                     base::format("fitting a layer on %zu tokens", samples),
+                                     "raise it, or calibrate on fewer tokens");
   }
 
   bool wants_judgement() const { return options_.divergence > 0 && !options_.random_tokens; }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 
+#include "calibration/carried_for_test.h"
 #include "calibration/opt_for_test.h"
 #include "format/gguf.h"
 #include "format/gguf_writer.h"
@@ -516,9 +517,7 @@ TEST(PackModel, BiasesDecideWhichNeuronsFireAndArePredicted) {
   }
 }
 
-// The model with a predictor in each layer, as TurboSparse has them, that knows the gates exactly: hidden
-// units are gates and negated gates of the input before the norm, out = 7 (unit - negated unit). `extra` rows
-// of fc2 too many make its shape wrong.
+// The model with a predictor in each layer, as TurboSparse has them, that knows the gates exactly.
 void write_with_predictors(const std::string& model, const std::string& path, size_t extra = 0) {
   const format::GgufModel source = format::GgufModel::open(model).take();
   format::GgufWriter writer(path);
@@ -534,22 +533,13 @@ void write_with_predictors(const std::string& model, const std::string& path, si
     if (gate == nullptr) break;
     const std::vector<float> gates = floats_of(source, gate->name);
     const std::vector<float> norm = floats_of(source, p + "ffn_norm.weight");
-    const size_t dim = gate->dims[0];
-    const size_t neurons = gate->dims[1];
-    std::vector<float> low(2 * neurons * dim);
-    std::vector<float> out((neurons + extra) * 2 * neurons, 0);
-    for (size_t f = 0; f < neurons; ++f) {
-      for (size_t d = 0; d < dim; ++d) {
-        low[f * dim + d] = gates[f * dim + d] * norm[d];
-        low[(neurons + f) * dim + d] = -low[f * dim + d];
-      }
-      out[f * 2 * neurons + f] = 7;
-      out[f * 2 * neurons + neurons + f] = -7;
-    }
-    writer.add_tensor(p + "ffn_predictor_fc1.weight", base::TensorType::kF32, {dim, 2 * neurons});
-    writer.add_tensor(p + "ffn_predictor_fc2.weight", base::TensorType::kF32, {2 * neurons, neurons + extra});
-    factors.push_back(std::move(low));
-    factors.push_back(std::move(out));
+    calibration::CarriedForTest carried(gates, norm, extra);
+    const size_t units = 2 * carried.neurons;
+    writer.add_tensor(p + "ffn_predictor_fc1.weight", base::TensorType::kF32, {carried.dim, units});
+    writer.add_tensor(p + "ffn_predictor_fc2.weight", base::TensorType::kF32,
+                      {units, carried.neurons + extra});
+    factors.push_back(std::move(carried.fc1));
+    factors.push_back(std::move(carried.fc2));
   }
   ASSERT_TRUE(writer.begin_data().ok());
   for (const format::TensorInfo& t : source.tensors()) ASSERT_TRUE(writer.write(bytes_of(source, t)).ok());

@@ -18,7 +18,6 @@
 #include "model/weight_map.h"
 #include "model_config/model_config.h"
 #include "platform/cpu.h"
-#include "platform/memory.h"
 #include "platform/threads.h"
 
 namespace ganglion::calibration {
@@ -89,16 +88,10 @@ class Copier {
   }
 
   Status check_memory() const {
-    GANGLION_ASSIGN_OR_RETURN(const uint64_t budget, engine::parse_budget(options_.memory));
-    if (budget == 0) return base::ok_status();  // "min": as little as it takes.
     uint64_t need = 0;
     for (const TensorInfo* down : downs_)
       need = std::max(need, down->bytes + kColumns * down->dims[1] * sizeof(float));
-    need += platform::read_process_memory().resident_bytes;
-    if (need <= budget) return base::ok_status();
-    return Status(Code::kResources,
-                  base::format("transposing a down matrix takes %s, --mem gives %s - raise it",
-                               base::format_bytes(need).c_str(), base::format_bytes(budget).c_str()));
+    return calibration::check_memory(options_.memory, need, "transposing a down matrix", "raise it");
   }
 
   // `from` [F] rows of D, `to` [D] rows of F.

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "calibration/carried_for_test.h"
 #include "calibration/plain_copy.h"
 #include "format/gguf.h"
 #include "format/gguf_writer.h"
@@ -157,8 +158,6 @@ class Maker {
     tensors_.push_back(std::move(t));
   }
 
-  // Hidden units are gates and negated gates of the input before the norm, out = 7 (unit - negated unit): the
-  // sign of every gate.
   void add_predictors() {
     if (made_.architecture == "opt") {  // Of no use.
       tensors_.push_back({"blk.0.fc1.weight", TensorType::kF32, {32}, std::vector<uint8_t>(128)});
@@ -171,22 +170,15 @@ class Maker {
       if (gate == nullptr) return;
       const std::vector<float> gates = floats_of(source_, *gate);
       const std::vector<float> norm = floats_of(source_, *source_.find_tensor(p + "ffn_norm.weight"));
-      const size_t dim = gate->dims[0];
-      const size_t neurons = gate->dims[1];
-      std::vector<float> low(2 * neurons * dim);
-      std::vector<float> out(neurons * 2 * neurons, 0);
-      for (size_t f = 0; f < neurons; ++f) {
-        for (size_t d = 0; d < dim; ++d) {
-          low[f * dim + d] = gates[f * dim + d] * norm[d];
-          low[(neurons + f) * dim + d] = -low[f * dim + d];
-        }
-        out[f * 2 * neurons + f] = 7;
-        out[f * 2 * neurons + neurons + f] = -7;
-      }
-      tensors_.push_back(
-          {p + "fc1.weight", TensorType::kF32, {dim, 2 * neurons}, encode(TensorType::kF32, low)});
-      tensors_.push_back(
-          {p + "fc2.weight", TensorType::kF32, {2 * neurons, neurons}, encode(TensorType::kF32, out)});
+      const calibration::CarriedForTest carried(gates, norm);
+      tensors_.push_back({p + "fc1.weight",
+                          TensorType::kF32,
+                          {carried.dim, 2 * carried.neurons},
+                          encode(TensorType::kF32, carried.fc1)});
+      tensors_.push_back({p + "fc2.weight",
+                          TensorType::kF32,
+                          {2 * carried.neurons, carried.neurons},
+                          encode(TensorType::kF32, carried.fc2)});
     }
   }
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "convert/all_logits_for_test.h"
 #include "convert/checkpoint_for_test.h"
 #include "format/gguf.h"
 #include "ganglion/convert.h"
@@ -228,16 +229,6 @@ class Unconverted {
   CheckpointForTest checkpoint_;
 };
 
-class AllLogits : public LogitSink {
- public:
-  void logits(size_t position, std::span<const float> values) override {
-    if (rows.size() <= position) rows.resize(position + 1);
-    rows[position].assign(values.begin(), values.end());
-  }
-  void hidden(size_t, std::span<const float>) override {}
-  std::vector<std::vector<float>> rows;
-};
-
 class ConvertFamily : public ::testing::TestWithParam<Family> {
  protected:
   void SetUp() override {
@@ -276,7 +267,7 @@ class ConvertFamily : public ::testing::TestWithParam<Family> {
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     if (!engine.ok()) return {};
     EXPECT_TRUE(engine.value()->load(nullptr, nullptr).ok());
-    AllLogits all;
+    convert::AllLogits all;
     const Status status = engine.value()->new_session().take()->evaluate(tokens, nullptr, &all);
     EXPECT_TRUE(status.ok()) << status.message();
     return all.rows;

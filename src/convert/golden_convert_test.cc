@@ -11,6 +11,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "convert/all_logits_for_test.h"
 #include "ganglion/chat.h"
 #include "ganglion/convert.h"
 #include "ganglion/engine.h"
@@ -31,16 +32,6 @@ std::vector<float> read_floats(const fs::path& path) {
   std::memcpy(out.data(), bytes.data(), out.size() * 4);
   return out;
 }
-
-class AllLogits : public LogitSink {
- public:
-  void logits(size_t position, std::span<const float> values) override {
-    if (rows.size() <= position) rows.resize(position + 1);
-    rows[position].assign(values.begin(), values.end());
-  }
-  void hidden(size_t, std::span<const float>) override {}
-  std::vector<std::vector<float>> rows;
-};
 
 class ConvertGolden : public ::testing::TestWithParam<const char*> {
  protected:
@@ -84,7 +75,7 @@ class ConvertGolden : public ::testing::TestWithParam<const char*> {
     if (engine == nullptr) return {1e9, 1e9};
     const auto session = engine->new_session().take();
     const json& facts = facts_["long"];
-    AllLogits all;
+    convert::AllLogits all;
     const Status status = session->evaluate(facts["tokens"].get<std::vector<int32_t>>(), nullptr, &all);
     EXPECT_TRUE(status.ok()) << status.message();
     if (!status.ok()) return {1e9, 1e9};

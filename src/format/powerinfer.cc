@@ -22,17 +22,13 @@ std::string replaced(const std::string& name, std::string_view from, std::string
                                  : name.substr(0, at) + std::string(to) + name.substr(at + from.size());
 }
 
-bool ends_with(const std::string& name, std::string_view end) {
-  return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
-}
-
 // A down matrix or its bias under its plain name.
 Status rename_down(const GgufModel& source, TensorInfo* tensor) {
   const std::string name = replaced(tensor->name, kTransposed, kDown);
   if (name == tensor->name) return base::ok_status();
   if (source.find_tensor(name) != nullptr)
     return Status(Code::kModelFile, "'" + name + "' and '" + tensor->name + "' are both there");
-  const bool matrix = ends_with(name, ".weight");
+  const bool matrix = name.ends_with(".weight");
   if (matrix && tensor->dim_count != 2)
     return Status(Code::kModelFile, "tensor '" + tensor->name + "' " + tensor->shape() + " is no matrix");
   tensor->name = name;
@@ -82,7 +78,7 @@ Result<GgufModel> plain_header(const GgufModel& source) {
   std::vector<TensorInfo> tensors;
   for (TensorInfo tensor : source.tensors()) {
     GANGLION_RETURN_IF_ERROR(rename_down(source, &tensor));
-    if (opt && (ends_with(tensor.name, ".fc1.weight") || ends_with(tensor.name, ".fc2.weight"))) continue;
+    if (opt && (tensor.name.ends_with(".fc1.weight") || tensor.name.ends_with(".fc2.weight"))) continue;
     if (opt && tensor.name == "position_embd.weight")
       GANGLION_RETURN_IF_ERROR(drop_unused_positions(&tensor, &metadata));
     tensors.push_back(std::move(tensor));
@@ -92,7 +88,7 @@ Result<GgufModel> plain_header(const GgufModel& source) {
 
 const TensorInfo* transposed_source(const GgufModel& source, const TensorInfo& plain) {
   const std::string name = replaced(plain.name, kDown, kTransposed);
-  return name != plain.name && ends_with(name, ".weight") ? source.find_tensor(name) : nullptr;
+  return name != plain.name && name.ends_with(".weight") ? source.find_tensor(name) : nullptr;
 }
 
 Status refuse_powerinfer(const GgufModel& model, const std::string& path) {

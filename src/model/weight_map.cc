@@ -221,10 +221,10 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
                    LayerWeights* w) {
   constexpr const char* kKeys = "feed_forward_length";
   const std::string s = suffix;
+  const bool bundled = w->bundle.present() && s.empty();
   if (c.fused_gate_up) {
     w->gate_up = m.matrix(p + "ffn_up" + s + ".weight", 2 * ffn, c.dim, 1, kKeys);
   } else {
-    const bool bundled = w->bundle.present() && s.empty();
     if (c.ungated && !bundled) {
       w->gate = m.matrix(p + "ffn_up" + s + ".weight", ffn, c.dim, 1, kKeys);
     } else if (!bundled) {
@@ -234,8 +234,7 @@ void map_dense_ffn(Mapper& m, const ModelConfig& c, uint64_t ffn, const std::str
     w->gate_bias = m.optional_vector(p + (c.ungated ? "ffn_up" : "ffn_gate") + s + ".bias", ffn, kKeys);
     if (!c.ungated) w->up_bias = m.optional_vector(p + "ffn_up" + s + ".bias", ffn, kKeys);
   }
-  if (!w->bundle.present() || !s.empty() || !c.pack.slim)
-    w->down = m.matrix(p + "ffn_down" + s + ".weight", c.dim, ffn, 1, kKeys);
+  if (!bundled || !c.pack.slim) w->down = m.matrix(p + "ffn_down" + s + ".weight", c.dim, ffn, 1, kKeys);
   w->down_bias = m.optional_vector(p + "ffn_down" + s + ".bias", c.dim, "embedding_length");
 }
 

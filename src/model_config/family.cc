@@ -112,6 +112,12 @@ void read_pack(KeyReader& keys, ModelConfig* config) {
   if (metadata.has("ganglion.pack.rectified")) fill("ganglion.pack.rectified", &PackConfig::Layer::rectified);
 }
 
+// Families that take no threshold would compute without it, and nobody would know.
+double threshold_of(const base::Metadata& metadata) {
+  const Result<double> threshold = metadata.float_or("ganglion.ffn.threshold", 0);
+  return threshold.ok() ? threshold.value() : -1;
+}
+
 struct Family {
   const char* name;
   FamilyReader read;
@@ -269,12 +275,6 @@ std::vector<std::string> supported_architectures() {
   std::vector<std::string> names;
   for (const Family& family : kFamilies) names.emplace_back(family.name);
   return names;
-}
-
-// Families that take no threshold would compute without it, and nobody would know.
-static double threshold_of(const base::Metadata& metadata) {
-  const Result<double> threshold = metadata.float_or("ganglion.ffn.threshold", 0);
-  return threshold.ok() ? threshold.value() : -1;
 }
 
 Result<ModelConfig> read_model_config(const base::Metadata& metadata) {

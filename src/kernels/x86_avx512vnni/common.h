@@ -29,12 +29,17 @@ GANGLION_INLINE TileRows tile_rows(const MatmulArgs& args, size_t r0, size_t byt
   return rows;
 }
 
-/// Four rows' 16 bytes, one row per 128-bit lane: rows i, i + 4, i + 8 and i + 12.
+/// 16 bytes of each place, one per 128-bit lane.
+GANGLION_INLINE __m512i load_four(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+  __m512i v = _mm512_castsi128_si512(load_128(a));
+  v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load_128(b));
+  v = _mm512_mask_broadcast_i32x4(v, 0x0f00, load_128(c));
+  return _mm512_mask_broadcast_i32x4(v, 0xf000, load_128(d));
+}
+
+/// Four rows' 16 bytes: rows i, i + 4, i + 8 and i + 12.
 GANGLION_INLINE __m512i four_rows(const TileRows& rows, size_t at, size_t i) {
-  __m512i v = _mm512_castsi128_si512(load_128(rows.p[i] + at));
-  v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load_128(rows.p[i + 4] + at));
-  v = _mm512_mask_broadcast_i32x4(v, 0x0f00, load_128(rows.p[i + 8] + at));
-  return _mm512_mask_broadcast_i32x4(v, 0xf000, load_128(rows.p[i + 12] + at));
+  return load_four(rows.p[i] + at, rows.p[i + 4] + at, rows.p[i + 8] + at, rows.p[i + 12] + at);
 }
 
 /// Lane r of columns[j] is the j-th 32-bit word of the 16 bytes `at` bytes into row r.

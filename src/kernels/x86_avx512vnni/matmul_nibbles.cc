@@ -27,8 +27,8 @@ struct alignas(64) PairGroup {
 template <size_t kPairs>
 GANGLION_INLINE void arrange(const MatmulArgs& args, PairGroup* groups) {
   const size_t blocks = args.n / 32;
-  const size_t scales_at = (args.n + 63) / 64 * 64;
-  const size_t sums_at = scales_at + (blocks * 4 + 63) / 64 * 64;
+  const size_t scales_at = activation_scales_offset(args.n);
+  const size_t sums_at = activation_sums_offset(ActivationForm::kQ8Block32, args.n);
   for (size_t i = 0; i < 2 * kPairs; ++i) {
     const uint8_t* x = args.x + (i < args.tokens ? i : args.tokens - 1) * args.x_stride;
     const auto* scales = reinterpret_cast<const float*>(x + scales_at);
@@ -50,14 +50,6 @@ GANGLION_INLINE void arrange(const MatmulArgs& args, PairGroup* groups) {
       }
     }
   }
-}
-
-/// The nibbles of four blocks, one per 128-bit lane.
-GANGLION_INLINE __m512i nibbles_of_four(const uint8_t* p) {
-  __m512i v = _mm512_castsi128_si512(load_128(p + 2));
-  v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load_128(p + kBlockBytes + 2));
-  v = _mm512_mask_broadcast_i32x4(v, 0x0f00, load_128(p + 2 * kBlockBytes + 2));
-  return _mm512_mask_broadcast_i32x4(v, 0xf000, load_128(p + 3 * kBlockBytes + 2));
 }
 
 /// Sums of two int32 each of one token: four per block, at most 8 * 15 * 127 = 15240, become two.
@@ -84,7 +76,8 @@ GANGLION_INLINE void multiply_row(const MatmulArgs& args, size_t r, const PairGr
     const __m512 scales = _mm512_permutexvar_ps(of_lane, _mm512_castps256_ps512(half_scales<kBlockBytes>(p)));
     __m512i codes[4];
     for (size_t h = 0; h < 2; ++h) {
-      const __m512i bytes = nibbles_of_four(p + 4 * h * kBlockBytes);
+      const uint8_t* q = p + 4 * h * kBlockBytes + 2;  // Behind the scale.
+      const __m512i bytes = load_four(q, q + kBlockBytes, q + 2 * kBlockBytes, q + 3 * kBlockBytes);
       codes[2 * h] = low_nibbles(bytes);
       codes[2 * h + 1] = low_nibbles(_mm512_srli_epi16(bytes, 4));
     }
