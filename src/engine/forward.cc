@@ -96,8 +96,10 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
         buffers_->normed.store_forms(*context_.kernels, forms_of({&w.router}), i, config.dim);
       });
       GANGLION_RETURN_IF_ERROR(route(rows.size(), layer));
-      GANGLION_RETURN_IF_ERROR(read_routed(rows.size(), layer));
+      read_routed(rows.size(), layer);
     }
+    const bool sparse = w.bundle.present() && !exact_;
+    if (sparse) GANGLION_RETURN_IF_ERROR(predict_ahead(layer));
 
     // h += attention(norm(h))
     normalise(w.attn_norm, w.attn_norm_bias, rows.size(),
@@ -112,7 +114,7 @@ Status ForwardPass::run(std::span<const Row> rows, const PassMode& mode, const s
       sink->ffn_input(layer, i, {buffers_->normed.floats(i), config.dim});
       if (moe) sink->routed(layer, i, {buffers_->routed + i * config.moe.used_count, config.moe.used_count});
     }
-    if (w.bundle.present() && !exact_) {
+    if (sparse) {
       GANGLION_RETURN_IF_ERROR(sparse_ffn(rows.size(), layer));
     } else if (moe) {
       GANGLION_RETURN_IF_ERROR(expert_ffn(rows.size(), layer));

@@ -99,7 +99,7 @@ class ForwardPass {
   /// From the next pass on, of up to `rows` rows.
   void use_scratch(size_t rows, std::span<uint8_t> scratch);
   size_t most_rows() const { return context_.chunk; }
-  /// Whether reading the next layer's likely experts ahead was found to pay when last tried.
+  /// Whether reading likely experts or neurons ahead was found to pay when last tried.
   bool look_ahead_pays() const { return look_ahead_.pays(); }
   /// Null: nobody.
   void set_routing_sink(RoutingSink* sink);
@@ -140,7 +140,7 @@ class ForwardPass {
   };
   void add_gate_up(const GateUp& from);
   base::Status route(size_t rows, size_t layer);
-  base::Status read_routed(size_t rows, size_t layer);
+  void read_routed(size_t rows, size_t layer);
   void begin_experts(size_t rows, size_t layer);
   base::Status dense_ffn(size_t rows, size_t layer, size_t width, bool accumulate);
   base::Status expert_ffn(size_t rows, size_t layer);

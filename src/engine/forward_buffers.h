@@ -58,7 +58,7 @@ struct ForwardPass::Buffers {
   uint32_t* place_of = nullptr;           // [T * used]: the inverse
   uint32_t* expert_begin = nullptr;       // [E + 1]: where an expert's entries begin in by_expert
   ActivationRows gathered;                // [R][D]
-  ActivationRows ahead;                   // [1][D]: the next layer's FFN input, guessed; also of packs
+  ActivationRows ahead;                   // [1][D]: a layer's FFN input, guessed; also of packs
   model::Routed* ahead_routed = nullptr;  // [used]
   float* expert_out = nullptr;            // [R][D]
 
@@ -91,7 +91,7 @@ struct ForwardPass::Buffers {
   };
   struct Sparse {
     Prediction now;
-    Prediction ahead;                     // Of the next layer, for one row.
+    Prediction ahead;                     // A guess before attention, for one row.
     float* unit_weight = nullptr;         // [U][S]
     const uint8_t** rank_rows = nullptr;  // [rank]
     uint32_t* masks = nullptr;            // [U][F]

@@ -60,18 +60,12 @@ void ForwardPass::begin_experts(size_t rows, size_t layer) {
   }
 }
 
-// Where experts are known before attention, what answers need of them is read meanwhile: whole experts, or
-// the neurons that are predicted from what comes before attention.
-Status ForwardPass::read_routed(size_t rows, size_t layer) {
+// Where experts are known before attention, what answers need of whole ones is read meanwhile.
+void ForwardPass::read_routed(size_t rows, size_t layer) {
   const LayerWeights& w = context_.weights->layers[layer];
-  if (w.bundle.present() && !exact_) {
-    GANGLION_RETURN_IF_ERROR(predict_ahead(layer));
-    context_.bundles->submit();
-    return base::ok_status();
-  }
+  if (w.bundle.present() && !exact_) return;
   begin_experts(rows, layer);
   if (!w.bundle.present() && rows <= kSparseRows) request_wave(w, 0, rows * context_.config->moe.used_count);
-  return base::ok_status();
 }
 
 // projected [T][D] = sum over a row's experts, in ascending order. Rows are grouped by expert, so that each

@@ -47,6 +47,7 @@ Status ForwardPass::finish_hot(size_t rows, size_t layer) {
     std::fill_n(s.hot_out + u * s.rows * context_.config->dim, rows * context_.config->dim, 0.0F);
   }
   if (any_failed) {
+    context_.bundles->begin_layer(layer);
     list_active(rows, layer);
     GANGLION_RETURN_IF_ERROR(request_missing());
     GANGLION_RETURN_IF_ERROR(compute_active(rows, layer));

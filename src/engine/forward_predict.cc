@@ -1,5 +1,5 @@
-// Which neurons of a packed layer a token is likely to use: the scores of predictors, for the present layer
-// and, while that pays, for the next one, whose bundles are then read ahead.
+// Which neurons of a packed layer a token is likely to use: the scores of predictors, and, while that pays, a
+// guess before the layer's attention, during which their bundles are then read.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -139,10 +139,9 @@ bool ForwardPass::can_look_ahead(size_t layer) const {
          (!config.layers[layer].moe || resident(w.router));
 }
 
-// Guesses the next layer's experts and neurons from the present hidden state, which misses only the present
-// layer's FFN (PowerInfer-2 and Deja Vu: cosine 0.95 to 0.99), and has those read that are absent, behind
-// what is needed now. Where experts are known before attention, `layer` is the present one: its attention is
-// missed.
+// Guesses the layer's experts and neurons from the hidden state before its attention, which is all that the
+// guess misses (adjacent layers' FFN inputs, a whole layer apart, have cosines of 0.95 to 0.99: PowerInfer-2,
+// Deja Vu), and has those read meanwhile that are absent.
 Status ForwardPass::predict_ahead(size_t layer) {
   if (!single_row_ || all_neurons_ || !look_ahead_.use() || !can_look_ahead(layer)) return base::ok_status();
   const LayerWeights& w = context_.weights->layers[layer];
@@ -154,6 +153,7 @@ Status ForwardPass::predict_ahead(size_t layer) {
   for (size_t u = 0; u < p.unit_count; ++u) least = std::min(least, bundles.prefix(p.units[u].set).rows);
   if (least == neurons) return base::ok_status();
   GANGLION_RETURN_IF_ERROR(predict(p, buffers_->ahead, 1, layer, base::round_down(least, 32)));
+  bundles.begin_layer(layer);
   Buffers::Sparse& s = buffers_->sparse;
   for (size_t u = 0; u < p.unit_count; ++u) {
     const float* threshold = vector(w.bundle.threshold) + size_t{p.units[u].expert} * neurons;
@@ -165,10 +165,11 @@ Status ForwardPass::predict_ahead(size_t layer) {
     }
     if (bundles.request_ahead(p.units[u].set, {s.wanted, count}) < count) break;
   }
+  bundles.submit();
   return base::ok_status();
 }
 
-// ahead [1][D], as the next layer's FFN would read it, and the experts that its router chooses for it.
+// ahead [1][D], as the layer's FFN would read it without the attention before it, and the experts for it.
 Status ForwardPass::guess_units(size_t layer, Prediction* p) {
   const ModelConfig& config = *context_.config;
   const LayerWeights& w = context_.weights->layers[layer];

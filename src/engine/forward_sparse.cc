@@ -60,7 +60,6 @@ Status ForwardPass::sparse_ffn(size_t rows, size_t layer) {
   list_active(rows, layer);
   if (context_.hot != nullptr) context_.hot->count_ahead();
   GANGLION_RETURN_IF_ERROR(request_missing());
-  if (!config.moe.router_before_attention) GANGLION_RETURN_IF_ERROR(predict_ahead(layer + 1));
   GANGLION_RETURN_IF_ERROR(compute_active(rows, layer));
   return context_.hot == nullptr ? base::ok_status() : finish_hot(rows, layer);
 }

@@ -27,7 +27,7 @@ constexpr uint64_t kLongestRun = 64 * base::kKiB;
 constexpr uint64_t kSmallRead = 8 * base::kKiB;
 constexpr uint64_t kLargeRead = 64 * base::kKiB;
 constexpr size_t kTimedReads = 128;
-constexpr size_t kMostRuns = 4096;  // Of a half.
+constexpr size_t kMostRuns = 8192;
 constexpr size_t kLoadBytes = 512 * base::kKiB;
 }  // namespace
 
@@ -90,14 +90,10 @@ Status BundleStream::reserve(neuron_cache::Arena& arena) {
   GANGLION_RETURN_IF_ERROR(resize_cache(plan_.cache_bytes));
   GANGLION_ASSIGN_OR_RETURN(staging_region_, Region::reserve(arena, plan_.staging_bytes, "staged neurons"));
   GANGLION_RETURN_IF_ERROR(staging_region_.resize(plan_.staging_bytes));
-  const size_t half = base::round_down(plan_.staging_bytes / 2, async_io::kIoAlignment);
-  halves_[0].memory = staging_region_.bytes().first(half);
-  halves_[1].memory = staging_region_.bytes().subspan(half, half);
-  runs_per_half_ = std::clamp<size_t>(half / async_io::kIoAlignment, 16, kMostRuns);
-  runs_.resize(2 * runs_per_half_);
+  runs_.resize(std::clamp<size_t>(plan_.staging_bytes / async_io::kIoAlignment, 16, kMostRuns));
   for (Run& run : runs_) run.stream = this;
-  batch_.reserve(2 * runs_per_half_);
-  for (Half& h : halves_) h.staged.reserve(half / slot_bytes(layers_) + runs_per_half_);
+  batch_.reserve(runs_.size());
+  staged_.reserve(plan_.staging_bytes / slot_bytes(layers_) + runs_.size());
   return base::ok_status();
 }
 
@@ -149,7 +145,7 @@ Status BundleStream::load_range(uint32_t set, uint32_t begin, uint32_t end, HotS
     size_t used = 0;
     uint32_t count = 0;
     const uint32_t first = next;
-    while (next < end && count < runs_per_half_) {
+    while (next < end && count < runs_.size()) {
       const uint32_t rows = std::min(rows_per_read, end - next);
       ReadOp& op = runs_[count].op;
       op = {};
@@ -241,15 +237,17 @@ Result<int64_t> BundleStream::time_reads(uint64_t bytes, size_t count) {
   return platform::now_ns() - start;
 }
 
-// Both halves take leave of what they held before here, so that nothing is admitted to the cache, and nothing
-// evicted from it, while the layer uses what it found there.
+// Nothing is admitted to the cache, and nothing evicted from it, while a layer uses what it found there: only
+// here, before it looks, and when it is done.
 void BundleStream::begin_layer(size_t layer) {
-  recycle(halves_[present_]);
-  present_ ^= 1;
-  Half& half = halves_[present_];
-  if (half.layer != layer || !half.ahead) recycle(half);
-  half.layer = layer;
-  half.ahead = false;
+  if (layer_ == layer) return;
+  retire();
+  layer_ = layer;
+}
+
+void BundleStream::retire() {
+  recycle();
+  layer_ = SIZE_MAX;
 }
 
 const uint8_t* BundleStream::find(uint32_t set, uint32_t neuron) const {
@@ -258,9 +256,8 @@ const uint8_t* BundleStream::find(uint32_t set, uint32_t neuron) const {
   const uint32_t place = cache_->place(first_neuron_[set] + neuron);
   if (place == BundleCache::kNowhere) return nullptr;
   if (place < BundleCache::kFirstMark) return cache_->data(place);
-  const Half& half = halves_[present_];
-  const Staged& staged = half.staged[place - BundleCache::kFirstMark];
-  const Run& run = run_of(half, staged.run);
+  const Staged& staged = staged_[place - BundleCache::kFirstMark];
+  const Run& run = runs_[staged.run];
   return run.complete && run.op.status.ok() ? async_io::wanted(run.op) + staged.at : nullptr;
 }
 
@@ -272,25 +269,21 @@ void BundleStream::touch(uint32_t set, uint32_t neuron) {
 }
 
 size_t BundleStream::request(uint32_t set, std::span<const uint32_t> neurons) {
-  return prepare(halves_[present_], set, neurons, Priority::kNormal);
+  return prepare(set, neurons, Priority::kNormal);
 }
 
 size_t BundleStream::request_ahead(uint32_t set, std::span<const uint32_t> neurons) {
-  Half& half = halves_[present_ ^ 1];
-  const size_t layer = layer_of_[set];
-  GANGLION_CHECK(half.staged.empty() || half.layer == layer);
-  half.layer = layer;
-  half.ahead = true;
-  const size_t before = half.staged.size();
-  const size_t taken = prepare(half, set, neurons, Priority::kLookAhead);
-  stats_.ahead_reads += half.staged.size() - before;
+  const size_t before = staged_.size();
+  const size_t taken = prepare(set, neurons, Priority::kLookAhead);
+  stats_.ahead_reads += staged_.size() - before;
   return taken;
 }
 
-size_t BundleStream::prepare(Half& half, uint32_t set, std::span<const uint32_t> neurons, Priority priority) {
-  const BundleLayer& layer = layers_[layer_of_[set]];
+size_t BundleStream::prepare(uint32_t set, std::span<const uint32_t> neurons, Priority priority) {
+  GANGLION_CHECK(layer_of_[set] == layer_);
+  const BundleLayer& layer = layers_[layer_];
   const uint64_t set_offset =
-      layer.offset + uint64_t{set - first_set_[layer_of_[set]]} * layer.neurons * layer.stride;
+      layer.offset + uint64_t{set - first_set_[layer_]} * layer.neurons * layer.stride;
   size_t i = 0;
   while (i < neurons.size()) {
     if (cache_->place(first_neuron_[set] + neurons[i]) != BundleCache::kNowhere) {
@@ -312,35 +305,33 @@ size_t BundleStream::prepare(Half& half, uint32_t set, std::span<const uint32_t>
       ++end;
     }
     const uint64_t widened = async_io::widened_bytes(begin_offset, end_offset - begin_offset);
-    if (half.runs == runs_per_half_ || half.used + widened > half.memory.size()) break;
-    Run& run = run_of(half, half.runs);
+    if (run_count_ == runs_.size() || staged_bytes_ + widened > staging_region_.size()) break;
+    Run& run = runs_[run_count_];
     run.complete = false;
     run.op = {};
     run.op.file = &store_.file(layer.shard);
     run.op.offset = begin_offset;
     run.op.needed = end_offset - begin_offset;
-    run.op.memory = half.memory.data() + half.used;
+    run.op.memory = staging_region_.data() + staged_bytes_;
     run.op.priority = priority;
     run.op.label = "bundles";
     run.op.context = &run;
     run.op.done = read_done;
-    half.used += widened;
+    staged_bytes_ += widened;
     for (; i < end; ++i) {
-      cache_->set_mark(first_neuron_[set] + neurons[i], static_cast<uint32_t>(half.staged.size()));
-      half.staged.push_back(
-          {first_neuron_[set] + neurons[i], half.runs,
+      cache_->set_mark(first_neuron_[set] + neurons[i], static_cast<uint32_t>(staged_.size()));
+      staged_.push_back(
+          {first_neuron_[set] + neurons[i], run_count_,
            static_cast<uint32_t>(set_offset + uint64_t{neurons[i]} * layer.stride - begin_offset)});
     }
-    ++half.runs;
+    ++run_count_;
   }
   return i;
 }
 
 void BundleStream::submit() {
   batch_.clear();
-  for (Half& half : halves_) {
-    for (; half.submitted < half.runs; ++half.submitted) batch_.push_back(&run_of(half, half.submitted).op);
-  }
+  for (; submitted_ < run_count_; ++submitted_) batch_.push_back(&runs_[submitted_].op);
   stats_.requests += batch_.size();
   if (!batch_.empty()) queue_.submit(batch_);
 }
@@ -349,17 +340,17 @@ void BundleStream::read_done(ReadOp* op) {
   Run& run = *static_cast<Run*>(op->context);
   run.complete = true;
   BundleStream& stream = *run.stream;
-  Half& half = stream.halves_[static_cast<size_t>(&run - stream.runs_.data()) / stream.runs_per_half_];
-  ++half.complete;
+  ++stream.complete_;
   if (!op->status.ok() && stream.error_.ok()) stream.error_ = op->status;
 }
 
-// Lets go of a half: what is still being read is waited for, what is warm enough goes into the cache.
-void BundleStream::recycle(Half& half) {
-  GANGLION_CHECK(half.submitted == half.runs);
-  while (half.complete < half.runs) queue_.poll(true);
-  for (const Staged& staged : half.staged) {
-    const Run& run = run_of(half, staged.run);
+// Lets go of what staging holds: what is still being read is waited for, what is warm enough goes into the
+// cache.
+void BundleStream::recycle() {
+  GANGLION_CHECK(submitted_ == run_count_);
+  while (complete_ < run_count_) queue_.poll(true);
+  for (const Staged& staged : staged_) {
+    const Run& run = runs_[staged.run];
     uint8_t* to = nullptr;
     if (run.op.status.ok()) {
       to = cache_->admit(staged.neuron);
@@ -371,17 +362,13 @@ void BundleStream::recycle(Half& half) {
     const size_t index = static_cast<size_t>(set - first_neuron_.begin());
     std::memcpy(to, async_io::wanted(run.op) + staged.at, layers_[layer_of_[index]].bytes);
   }
-  half.staged.clear();
-  half.used = 0;
-  half.runs = half.submitted = half.complete = 0;
-  half.layer = SIZE_MAX;
+  staged_.clear();
+  staged_bytes_ = 0;
+  run_count_ = submitted_ = complete_ = 0;
 }
 
 Status BundleStream::recycle_present() {
-  Half& half = halves_[present_];
-  const size_t layer = half.layer;
-  recycle(half);
-  half.layer = layer;
+  recycle();
   return std::exchange(error_, base::ok_status());
 }
 
@@ -398,14 +385,13 @@ Status BundleStream::poll(bool wait) {
 
 Status BundleStream::wait_for_requested() {
   submit();
-  const Half& half = halves_[present_];
-  while (half.complete < half.runs) GANGLION_RETURN_IF_ERROR(poll(true));
+  while (complete_ < run_count_) GANGLION_RETURN_IF_ERROR(poll(true));
   return base::ok_status();
 }
 
 void BundleStream::restart() {
   submit();
-  for (Half& half : halves_) recycle(half);
+  retire();
   error_ = base::ok_status();
 }
 

@@ -2,12 +2,11 @@
 //   prefix   the most frequent neurons of each expert, chosen by the plan: one array, loaded at start; the
 //            hottest of them may lie on a device instead, which is given them then
 //   cache    single neurons, kept by decayed use counts (neuron_cache::BundleCache)
-//   staging  where reads land, widened and aligned; computed on there. Two halves: the present layer's, and
-//   the
-//            next one's, which look-ahead fills meanwhile
+//   staging  where the present layer's reads land, widened and aligned; computed on there
 //
-//   A layer of a sparse pass:  begin_layer -> find, request, submit (any thread), poll or wait, find ... ->
-//   begin_layer of the next. What the half now taken over still holds is admitted to the cache or forgotten.
+//   A layer of a sparse pass:  begin_layer -> request_ahead, submit (what it is likely to need) -> find,
+//   request, submit (any thread), poll or wait, find ... -> retire, or begin_layer of the next. What staging
+//   held is then admitted to the cache or forgotten.
 //
 // Owned by the engine's thread; find() may run on several threads while no other call does.
 #pragma once
@@ -40,8 +39,8 @@ struct BundlePlan {
   std::vector<uint32_t> warm;      ///< neurons [prefix, warm) are in the cache at start.
   std::vector<uint32_t> hot = {};  ///< Neurons [0, hot) of a prefix are elsewhere. Empty: none.
   size_t cache_bytes = 0;
-  size_t later_bytes = 0;    ///< What others may give the cache beyond the arena's present budget.
-  size_t staging_bytes = 0;  ///< Both halves.
+  size_t later_bytes = 0;  ///< What others may give the cache beyond the arena's present budget.
+  size_t staging_bytes = 0;
 };
 
 struct BundleStats {
@@ -104,11 +103,11 @@ class BundleStream {
     return first_set_[layer] + static_cast<uint32_t>(expert);
   }
 
-  /// The sparse FFN of a layer begins: the other half of staging is now the present one.
+  /// Staging is now this layer's. Nothing, if it is already.
   void begin_layer(size_t layer);
   /// The layer is computed: what was read for it is admitted to the cache or forgotten. Optional: begin_layer
   /// does it for the one before. While it runs, no other call may.
-  void retire() { recycle(halves_[present_]); }
+  void retire();
   /// The bundle, if it is in memory.
   const uint8_t* find(uint32_t set, uint32_t neuron) const;
   /// Counts a use for the cache's warmth.
@@ -116,14 +115,12 @@ class BundleStream {
   /// Prepares reads for absent bundles of the present layer, ascending within `set`; takes as many as staging
   /// holds and returns how many. They start with submit(). Those already on their way count as taken.
   size_t request(uint32_t set, std::span<const uint32_t> neurons);
-  /// The same for the next layer's half, at lower priority.
+  /// The same, at lower priority, for what the present layer may want.
   size_t request_ahead(uint32_t set, std::span<const uint32_t> neurons);
-  bool has_prepared() const {
-    return halves_[0].submitted < halves_[0].runs || halves_[1].submitted < halves_[1].runs;
-  }
+  bool has_prepared() const { return submitted_ < run_count_; }
   /// May be called from any thread while no other call but find() runs.
   void submit();
-  /// Empties the present half for more requests. Requires: nothing that it holds is used any more.
+  /// Empties staging for more requests. Requires: nothing that it holds is used any more.
   base::Status recycle_present();
   /// Runs completions; with `wait`, sleeps for one if reads are under way. Errors: those of reads.
   base::Status poll(bool wait);
@@ -154,34 +151,17 @@ class BundleStream {
     uint32_t run;
     uint32_t at;  // in the run, from the first byte wanted
   };
-  struct Half {
-    std::span<uint8_t> memory;
-    size_t used = 0;
-    uint32_t runs = 0;  // of its share of runs_, and how many are prepared, submitted, complete
-    uint32_t submitted = 0;
-    uint32_t complete = 0;
-    std::vector<Staged> staged;
-    size_t layer = SIZE_MAX;
-    bool ahead = false;  // filled by look-ahead for a layer that has not begun
-  };
 
   BundleStream(const neuron_store::WeightStore& store, async_io::ReadQueue& queue,
                std::vector<BundleLayer> layers, std::span<const float> frequency, BundlePlan plan);
   base::Status reserve(neuron_cache::Arena& arena);
-  size_t prepare(Half& half, uint32_t set, std::span<const uint32_t> neurons, async_io::Priority priority);
+  size_t prepare(uint32_t set, std::span<const uint32_t> neurons, async_io::Priority priority);
   size_t prefix_bytes(size_t set) const;
   base::Status load_range(uint32_t set, uint32_t begin, uint32_t end, HotSink* hot);
   base::Result<int64_t> time_reads(uint64_t bytes, size_t count);
-  void recycle(Half& half);
-  Run& run_of(const Half& half, uint32_t index) {
-    return runs_[static_cast<size_t>(&half - halves_) * runs_per_half_ + index];
-  }
-  const Run& run_of(const Half& half, uint32_t index) const {
-    return runs_[static_cast<size_t>(&half - halves_) * runs_per_half_ + index];
-  }
+  void recycle();
   static void read_done(async_io::ReadOp* op);
 
-  size_t runs_per_half_ = 0;
   uint64_t merge_gap_ = 0;
   uint64_t random_ = 1;
   const neuron_store::WeightStore& store_;
@@ -196,9 +176,14 @@ class BundleStream {
   neuron_cache::Region cache_region_;
   neuron_cache::Region staging_region_;
   std::unique_ptr<neuron_cache::BundleCache> cache_;
+  // Staging: of `runs_` as many as are prepared, submitted and complete.
   std::vector<Run> runs_;
-  Half halves_[2];
-  size_t present_ = 0;
+  uint32_t run_count_ = 0;
+  uint32_t submitted_ = 0;
+  uint32_t complete_ = 0;
+  size_t staged_bytes_ = 0;
+  std::vector<Staged> staged_;
+  size_t layer_ = SIZE_MAX;
   std::vector<async_io::ReadOp*> batch_;
   base::Status error_;
   BundleStats stats_;

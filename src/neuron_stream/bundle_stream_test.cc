@@ -74,10 +74,14 @@ class BundleFile {
   std::vector<float> frequency_;
 };
 
-// Goes over a layer as a sparse pass does. `ahead`: neurons of the next packed layer's first set to ask for.
+// Goes over a layer as a sparse pass does. `ahead`: neurons of its first set to ask for before.
 Status use_layer(const BundleFile& file, BundleStream& stream, size_t layer,
-                 const std::vector<std::vector<uint32_t>>& wanted, size_t next,
-                 const std::vector<uint32_t>& ahead) {
+                 const std::vector<std::vector<uint32_t>>& wanted, const std::vector<uint32_t>& ahead) {
+  stream.begin_layer(layer);
+  stream.request_ahead(stream.set_of(layer, 0), ahead);
+  stream.submit();
+  const Status first = stream.poll(false);
+  if (!first.ok()) return first;
   stream.begin_layer(layer);
   for (uint32_t e = 0; e < wanted.size(); ++e) {
     const uint32_t set = stream.set_of(layer, e);
@@ -88,8 +92,6 @@ Status use_layer(const BundleFile& file, BundleStream& stream, size_t layer,
         if (stream.find(set, wanted[e][i]) == nullptr) missing.push_back(wanted[e][i]);
       }
       const size_t taken = stream.request(set, missing);
-      if (next > 0 && done == 0) stream.submit();
-      if (next > 0 && done == 0) stream.request_ahead(stream.set_of(next, 0), ahead);
       stream.submit();
       const uint32_t stop = taken < missing.size() ? missing[taken] : UINT32_MAX;
       for (; done < wanted[e].size() && wanted[e][done] < stop; ++done) {
@@ -146,11 +148,11 @@ TEST(BundleStream, GivesTheRightBundlesInAnyOrderOfCompletion) {
     ASSERT_TRUE(stream->load(nullptr, nullptr).ok());
     for (int token = 0; token < 6; ++token) {
       const unsigned percent = 5 + static_cast<unsigned>(random() % 90);
-      ASSERT_TRUE(use_layer(file, *stream, 0, {some(random, percent)}, 1, some(random, percent)).ok());
-      ASSERT_TRUE(use_layer(file, *stream, 1, {some(random, percent), {}, some(random, percent)}, 3,
+      ASSERT_TRUE(use_layer(file, *stream, 0, {some(random, percent)}, some(random, percent)).ok());
+      ASSERT_TRUE(use_layer(file, *stream, 1, {some(random, percent), {}, some(random, percent)},
                             some(random, percent))
                       .ok());
-      ASSERT_TRUE(use_layer(file, *stream, 3, {some(random, percent)}, 0, {}).ok());
+      ASSERT_TRUE(use_layer(file, *stream, 3, {some(random, percent)}, {}).ok());
       stream->tick();
     }
   }
@@ -166,15 +168,15 @@ TEST(BundleStream, AFailedReadIsNamedAndTheNextPassWorks) {
   for (uint32_t p = 0; p < kNeurons; ++p) all[p] = p;
   const uint64_t bad = file.layers()[0].offset + uint64_t{50} * kStride;
   device.add_fault({.kind = Fault::Kind::kError, .begin = bad, .end = bad + 1, .times = 3});
-  const Status status = use_layer(file, *stream, 0, {all}, 1, all);
+  const Status status = use_layer(file, *stream, 0, {all}, all);
   ASSERT_FALSE(status.ok());
   EXPECT_NE(std::string(status.message()).find("bundles"), std::string::npos) << status.message();
   stream->restart();
-  EXPECT_TRUE(use_layer(file, *stream, 0, {all}, 1, all).ok());
-  EXPECT_TRUE(use_layer(file, *stream, 1, {all, all, all}, 0, {}).ok());
+  EXPECT_TRUE(use_layer(file, *stream, 0, {all}, all).ok());
+  EXPECT_TRUE(use_layer(file, *stream, 1, {all, all, all}, {}).ok());
 }
 
-TEST(BundleStream, WhatALayerFoundStaysWhileTheNextIsAskedFor) {
+TEST(BundleStream, WhatALayerFoundStaysWhileMoreIsAskedFor) {
   BundleFile file;
   FakeDevice device({.seed = 3, .delivery = Delivery::kRandom});
   neuron_cache::Arena arena(size_t{64} << 20);
@@ -193,7 +195,7 @@ TEST(BundleStream, WhatALayerFoundStaysWhileTheNextIsAskedFor) {
     }
     stream->request(set, wanted);
     for (const uint32_t neuron : wanted) stream->touch(set, neuron);
-    stream->request_ahead(stream->set_of(packed[(i + 1) % 3], 0), some(random, 20));
+    stream->request_ahead(set, some(random, 20));
     stream->submit();
     while (device.in_flight() > 0) ASSERT_TRUE(stream->poll(true).ok());
     for (const auto& [neuron, data] : found)
@@ -209,7 +211,7 @@ TEST(BundleStream, NeighboursAreReadAtOnce) {
   const auto stream = file.open(device, arena, 0, 0, size_t{1} << 20);
   ASSERT_TRUE(stream->load(nullptr, nullptr).ok());
   const uint64_t before = stream->stats().requests;
-  ASSERT_TRUE(use_layer(file, *stream, 0, {{10, 11, 12, 14, 60, 100}}, 0, {}).ok());
+  ASSERT_TRUE(use_layer(file, *stream, 0, {{10, 11, 12, 14, 60, 100}}, {}).ok());
   EXPECT_EQ(stream->stats().requests - before, 3U);
 }
 

@@ -22,10 +22,10 @@ constexpr size_t kMinimumChunk = 16;
 // Fewer slots would leave the device idle while a block is computed on.
 constexpr uint64_t kLeastRingSlots = 4;
 constexpr uint64_t kMostRingSlots = 64;
-// Bundles in flight and being computed on: two halves.
+// Bundles of a layer, in flight and being computed on.
 constexpr uint64_t kLeastStagingBytes = 2 * base::kMiB;
-constexpr uint64_t kUsualStagingBytes = 12 * base::kMiB;
-constexpr uint64_t kMostStagingBytes = 64 * base::kMiB;
+constexpr uint64_t kUsualStagingBytes = 6 * base::kMiB;
+constexpr uint64_t kMostStagingBytes = 32 * base::kMiB;
 // Exact passes of a pack compute long on each block.
 constexpr uint64_t kMostPackRingSlots = 16;
 // One part in so many of the memory for neurons is a cache, the rest is fixed.
@@ -101,8 +101,8 @@ uint64_t growth(const ModelSizes& sizes, const Plan& plan) {
          segments(plan.vector_bytes + plan.scratch_bytes);
 }
 
-// Both halves of staging for the reads of the layer that has most, and half as much again for gaps between
-// them: a layer that has to wait for room waits for its last reads each time.
+// Staging for the reads of the layer that has most, and half as much again for gaps between them: a layer
+// that has to wait for room waits for its last reads each time.
 uint64_t staging_for_reads(const ModelSizes& sizes, const Plan& plan) {
   std::map<size_t, double> bytes;
   for (size_t i = 0; i < sizes.neuron_sets.size(); ++i) {
@@ -113,7 +113,7 @@ uint64_t staging_for_reads(const ModelSizes& sizes, const Plan& plan) {
   }
   double most = 0;
   for (const auto& [layer, of_layer] : bytes) most = std::max(most, of_layer);
-  return static_cast<uint64_t>(3 * most);
+  return static_cast<uint64_t>(1.5 * most);
 }
 
 // A pack: what every token needs comes first, then the most frequent neurons, then, if all of those fit, the
