@@ -55,7 +55,7 @@ class Tables(unittest.TestCase):
                                       budget=2.6e9)
             found = {"facts": [FACTS] * 2, "dense": [run(4)] * 2, "memory": [run(10), run(10)],
                      "tight": [(run(5), 2.5e9), (run(4), 2.5e9)], "peer_memory": peers, "peer_tight": peers,
-                     "prompt_pack": 19, "prompt_source": 20, "batch_memory": [{"decode_tokens_per_s": 25}],
+                     "prompt_pack": [19], "prompt_source": [20], "batch_memory": [{"decode_tokens_per_s": 25}],
                      "batch_tight": [{"decode_tokens_per_s": 9}],
                      "touched": 1.2e9,
                      "ablation": [{"parts": "streamed dense", "decode_tokens_per_s": 1, "io_wait_share": .5,
