@@ -48,6 +48,8 @@ class Calibrator {
   std::string folder() const { return options_.output_path + ".calibrating"; }
 
   Status open() {
+    if (!(options_.recall > 0 && options_.recall <= 1))
+      return Status(Code::kInvalidArgument, "the recall is above 0 and at most 1");
     for (const uint32_t rank : options_.ranks) GANGLION_RETURN_IF_ERROR(calibration::check_rank(rank));
     if (options_.tokens > kMostCalibrationTokens) {
       return Status(Code::kInvalidArgument,
@@ -60,6 +62,8 @@ class Calibrator {
                                                           .isa = options_.isa,
                                                           .threads = options_.threads,
                                                           .allow_silu = options_.allow_silu}));
+    GANGLION_RETURN_IF_ERROR(format::check_output(
+        options_.output_path, {options_.model_path, options_.text_path}, source_->files()));
     GANGLION_ASSIGN_OR_RETURN(tokens_, calibration::choose_tokens({.model_path = options_.model_path,
                                                                    .overrides = options_.overrides,
                                                                    .text_path = options_.text_path,

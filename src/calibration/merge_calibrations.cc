@@ -83,6 +83,7 @@ Result<CalibrationReport> merge_calibrations(const std::vector<std::string>& inp
                                              const std::string& output_path, StageProgress progress,
                                              void* context) {
   if (inputs.size() < 2) return Status(Code::kInvalidArgument, "a merge takes two calibrations or more");
+  GANGLION_RETURN_IF_ERROR(format::check_output(output_path, inputs));
   Files files;
   for (const std::string& path : inputs) {
     GANGLION_ASSIGN_OR_RETURN(std::unique_ptr<CalibrationFile> file, CalibrationFile::open(path));

@@ -73,11 +73,17 @@ class Packer {
  private:
   Status open() {
     GANGLION_RETURN_IF_ERROR(choose_shares());
+    if (!(options_.recall > 0 && options_.recall <= 1) || !(options_.divergence >= 0))
+      return Status(Code::kInvalidArgument,
+                    "the recall is above 0 and at most 1, the KL divergence not below 0");
     GANGLION_ASSIGN_OR_RETURN(source_, ModelSource::open({.model_path = options_.model_path,
                                                           .overrides = options_.overrides,
                                                           .isa = options_.isa,
                                                           .threads = options_.threads,
                                                           .allow_silu = sparsifies()}));
+    GANGLION_RETURN_IF_ERROR(format::check_output(
+        options_.output_path, {options_.model_path, options_.calibration_path, options_.text_path},
+        source_->files()));
     if (sparsifies() && source_->config().activation != model_config::FfnActivation::kSilu)
       return Status(Code::kInvalidArgument,
                     "this model's activations are sparse already: --sparsify is for SiLU");
@@ -92,6 +98,11 @@ class Packer {
     const uint32_t rank = sparsifies() ? 0 : options_.rank.value_or(kUsualRank);
     GANGLION_RETURN_IF_ERROR(calibration::check_rank(rank));
     for (const FfnMatrices& ffn : source_->layers()) {
+      if (options_.rank.has_value() && rank > std::min(ffn.dim, ffn.neurons))
+        return Status(
+            Code::kInvalidArgument,
+            base::format("a predictor of rank %u is none for gates of %u x %u - give a lower --rank", rank,
+                         ffn.neurons, ffn.dim));
       layers_.push_back(calibration::lay_out_bundles(ffn, fit_.down_type, rank));
       layers_.back().sparsified = sparsifies();
     }
@@ -476,6 +487,7 @@ class Packer {
     size_t high = 0;
     const bool predicts =
         std::any_of(layers_.begin(), layers_.end(), [](const auto& l) { return l.rank > 0; });
+    if (!predicts) report->least_divergence = chosen.divergence;
     if (predicts && chosen.divergence > options_.divergence) {
       GANGLION_ASSIGN_OR_RETURN(chosen, judge_level(kAll));
       report->least_divergence = chosen.divergence;

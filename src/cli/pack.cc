@@ -96,13 +96,17 @@ std::string report_text(const PackOptions& options, const PackReport& report) {
                 "%.1f %%\n",
                 report.judged_tokens, report.divergence, 100 * report.same_top);
   text += line;
-  if (report.least_divergence > options.divergence) {
-    std::snprintf(
-        line, sizeof line, "with every neuron it would be %.5f, more than the %.5f asked for (--kl)%s\n",
-        report.least_divergence, options.divergence,
-        report.down == "q6" || report.down == "q4" ? " - down rows of more bits come nearer (--down q8)"
-                                                   : "");
+  if (report.divergence > options.divergence) {
+    std::snprintf(line, sizeof line, "that is more than the %g asked for (--kl)", options.divergence);
     text += line;
+    if (report.least_divergence > 0) {
+      std::snprintf(line, sizeof line, ": with every neuron it is %.5f%s", report.least_divergence,
+                    report.down == "q6" || report.down == "q4"
+                        ? ", down rows of more bits come nearer (--down q8)"
+                        : "");
+      text += line;
+    }
+    text += "\n";
   }
   return text;
 }

@@ -62,6 +62,7 @@ class Converter {
     if (!config.ok()) return config.status();
     GANGLION_ASSIGN_OR_RETURN(plan_, convert::plan_model(config.value(), path, &writer_));
     GANGLION_ASSIGN_OR_RETURN(checkpoint_, Checkpoint::open(options_.directory));
+    GANGLION_RETURN_IF_ERROR(format::check_output(options_.output_path, {}, checkpoint_.files));
     for (const PlannedTensor& tensor : plan_.tensors) GANGLION_RETURN_IF_ERROR(resolve(tensor));
     GANGLION_RETURN_IF_ERROR(check_leftovers());
     write_general();

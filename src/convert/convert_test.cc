@@ -115,6 +115,17 @@ TEST_F(Convert, StopsWhenAskedAndLeavesNothing) {
   EXPECT_FALSE(fs::exists(root_ / "out.gguf.part"));
 }
 
+TEST_F(Convert, LeavesTheCheckpointAlone) {
+  const fs::path directory = CheckpointForTest().write(root_ / "hf");
+  const fs::path weights = directory / "model.safetensors";
+  const auto bytes = fs::file_size(weights);
+  const auto report = convert_model(
+      {.directory = directory.string(), .output_path = weights.string(), .type = "", .pre_tokenizer = ""},
+      nullptr, nullptr);
+  EXPECT_EQ(report.status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(fs::file_size(weights), bytes);
+}
+
 TEST_F(Convert, ReadsShardsByTheIndexAndMissesThemByName) {
   CheckpointForTest checkpoint;
   checkpoint.index = {{"weight_map", nlohmann::ordered_json::object()}};

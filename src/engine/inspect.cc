@@ -99,6 +99,7 @@ using StageProgress = void (*)(void*, const char*, uint64_t, uint64_t);
 Status check_whole(const std::string& path, bool bundles, StageProgress progress, void* context) {
   GANGLION_ASSIGN_OR_RETURN(GgufModel file, GgufModel::open(path));
   if (file.tensors().empty()) return ok_status();  // A vocabulary.
+  if (file.metadata().has("ganglion.calibration.version")) return ok_status();
   if (file.powerinfer()) {
     GANGLION_ASSIGN_OR_RETURN(file, format::plain_header(file));
   }

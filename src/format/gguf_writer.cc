@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "base/units.h"
 
@@ -31,6 +32,23 @@ Status system_error(const char* what, const std::string& path) {
   return Status(Code::kIo, std::string(what) + " '" + path + "': " + std::strerror(errno) + hint);
 }
 }  // namespace
+
+Status check_output(const std::string& path, const std::vector<std::string>& inputs,
+                    std::span<const platform::File> files) {
+  std::error_code error;
+  std::vector<std::string> all = inputs;
+  for (const platform::File& file : files) all.push_back(file.path());
+  for (const std::string& input : all) {
+    if (std::filesystem::equivalent(path, input, error))
+      return Status(Code::kInvalidArgument, "the output would overwrite '" + input + "'");
+  }
+  const std::filesystem::file_status there = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(there) || std::filesystem::is_regular_file(there) ||
+      std::filesystem::is_directory(there)) {  // What a directory is refused with says more.
+    return base::ok_status();
+  }
+  return Status(Code::kInvalidArgument, "'" + path + "' is no regular file: nothing is written there");
+}
 
 GgufWriter::~GgufWriter() {
   if (file_ == nullptr) return;
@@ -158,6 +176,7 @@ Status GgufWriter::raw_write(const void* bytes, size_t count) {
 }
 
 Status GgufWriter::begin_data() {
+  GANGLION_RETURN_IF_ERROR(check_output(path_, {}));
   if (alignment_ != 32) add_uint("general.alignment", static_cast<uint32_t>(alignment_));
   const std::string part = part_path();
   file_ = std::fopen(part.c_str(), "wb");

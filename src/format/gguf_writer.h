@@ -12,6 +12,7 @@
 #include "base/metadata.h"
 #include "base/status.h"
 #include "base/tensor_type.h"
+#include "platform/file.h"
 
 namespace ganglion::format {
 
@@ -81,5 +82,10 @@ class GgufWriter {
   size_t current_ = 0;         // tensor being written
   uint64_t current_done_ = 0;  // its bytes written
 };
+
+/// Whether a file may be written there: not onto what it is made of (`inputs`, where "" is none, and
+/// `files`), nor in place of a device or pipe. Errors: kInvalidArgument.
+base::Status check_output(const std::string& path, const std::vector<std::string>& inputs,
+                          std::span<const platform::File> files = {});
 
 }  // namespace ganglion::format

@@ -3,7 +3,9 @@
 import json
 import os
 import resource
+import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -203,6 +205,9 @@ class Packs(Cli):
         self.assertGreater(report["judged_tokens"], 0)
         self.assertLessEqual(report["kl_divergence"], max(0.0001, 1.5 * report["kl_divergence_without_predictors"]))
         self.assertEqual(os.listdir(self.dir), ["pack.gguf"])
+        for rank in ("0", "32"):
+            done = ganglion("pack", "-m", MODEL, "-o", out, "--tokens", "600", "--rank", rank, "--kl", "0.000001")
+            self.assertIn("more than the 1e-06 asked for", done.stdout)
         done = ganglion("inspect", "-m", out)
         self.assertIn("ganglion.pack.divergence", done.stdout)
         # Nothing is said where nothing can be measured.
@@ -283,6 +288,9 @@ class Packs(Cli):
                 (("-m", MODEL, "-o", target, "--calibration", "/nowhere.gguf"), "/nowhere.gguf", 3),
                 (("-m", MODEL, "-o", target, "--random-tokens", "-f", MODEL), "excludes", 2),
                 (("-m", MODEL, "-o", target, "--random-tokens", "--rank", "33"), "multiple of 32", 2),
+                (("-m", MODEL, "-o", target, "--random-tokens", "--rank", "4096"), "lower --rank", 2),
+                (("-m", MODEL, "-o", target, "--random-tokens", "--recall", "nan"), "recall", 2),
+                (("-m", MODEL, "-o", target, "--kl", "nan"), "divergence", 2),
                 (("-m", MODEL, "-o", target, "--random-tokens", "--down", "q5"), "q4, q6", 2),
                 (("-m", os.path.join(FIXTURES, "models", "llama-q4_0.gguf"), "-o", target, "--random-tokens"),
                  "not sparse", 3),
@@ -292,6 +300,31 @@ class Packs(Cli):
             self.assertIn(said, done.stderr)
             self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
         self.assertEqual(os.listdir(self.dir), [])
+
+    def test_nothing_is_written_over_what_it_is_made_of(self):
+        model = os.path.join(self.dir, "m.gguf")
+        shutil.copy(MODEL, model)
+        link, part, pipe = (os.path.join(self.dir, name) for name in ("link", "part", "pipe"))
+        os.symlink("m.gguf", link)
+        os.mkfifo(pipe)
+        self.assertEqual(ganglion("calibrate", "-m", model, "-o", part, "--tokens", "300").returncode, 0)
+        before = {name: self.contents(name) for name in ("m.gguf", "part")}
+        other = os.path.join(self.dir, "other")
+        self.assertEqual(ganglion("calibrate", "-m", model, "-o", other, "--random-tokens", "--tokens", "300").returncode, 0)
+        pack, calibrate = ("pack", "-m", model, "--random-tokens", "--tokens", "300"), ("calibrate", "-m", model, "--tokens", "300")
+        for args, said in (((*pack, "-o", model), "overwrite"), ((*pack, "-o", link), "overwrite"), ((*calibrate, "-o", model), "overwrite"),
+                           (("pack", "-m", model, "--calibration", part, "-o", part), "overwrite"),
+                           (("calibrate", "--merge", part, other, "-o", part), "overwrite"),
+                           ((*pack, "-o", pipe), "no regular file"), ((*calibrate, "-o", pipe), "no regular file")):
+            with self.subTest(args):
+                self.expect_refusal(ganglion(*args), 2, said)
+        self.assertEqual(before, {name: self.contents(name) for name in before})
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+        self.assertEqual(sorted(os.listdir(self.dir)), ["link", "m.gguf", "other", "part", "pipe"])
+
+    def contents(self, name):
+        with open(os.path.join(self.dir, name), "rb") as file:
+            return file.read()
 
 
 class Calibrations(Cli):
@@ -316,6 +349,7 @@ class Calibrations(Cli):
                   for name, args in (("a", ()), ("b", ("--random-tokens",)))]
         merged, done = self.calibrate("ab", "--merge", *shards, "--json")
         self.assertEqual(json.loads(done.stdout)["tokens"], 600)
+        self.assertEqual(ganglion("verify", merged).returncode, 0)
         out = os.path.join(self.dir, "p.gguf")
         done = ganglion("pack", "-m", MODEL, "-o", out, "--calibration", merged, "--rank", "32", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
