@@ -48,8 +48,7 @@ class Calibrator {
   std::string folder() const { return options_.output_path + ".calibrating"; }
 
   Status open() {
-    if (!(options_.recall > 0 && options_.recall <= 1))
-      return Status(Code::kInvalidArgument, "the recall is above 0 and at most 1");
+    GANGLION_RETURN_IF_ERROR(calibration::check_recall(options_.recall));
     for (const uint32_t rank : options_.ranks) GANGLION_RETURN_IF_ERROR(calibration::check_rank(rank));
     if (options_.tokens > kMostCalibrationTokens) {
       return Status(Code::kInvalidArgument,

@@ -288,6 +288,11 @@ Status check_rank(uint32_t rank) {
                 base::format("a predictor of rank %u - use a multiple of 32 up to 4096, or 0", rank));
 }
 
+Status check_recall(double recall) {
+  if (recall > 0 && recall <= 1) return base::ok_status();
+  return Status(base::Code::kInvalidArgument, "a recall is above 0 and at most 1");
+}
+
 PackedLayer lay_out_bundles(const FfnMatrices& ffn, DownType down_type, uint32_t rank) {
   PackedLayer layer;
   layer.ffn = ffn;

@@ -37,6 +37,9 @@ PackedLayer lay_out_bundles(const FfnMatrices& ffn, kernels::DownType down_type,
 /// Errors: kInvalidArgument for a rank that predictors cannot have.
 base::Status check_rank(uint32_t rank);
 
+/// Errors: kInvalidArgument for a share of the activation mass that is none, or not a number.
+base::Status check_recall(double recall);
+
 /// Declares the layer's tensors in the order in which write_layer() fills them.
 void declare_layer(const PackedLayer& layer, const std::string& prefix, format::GgufWriter* writer);
 

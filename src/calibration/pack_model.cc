@@ -73,17 +73,15 @@ class Packer {
  private:
   Status open() {
     GANGLION_RETURN_IF_ERROR(choose_shares());
-    if (!(options_.recall > 0 && options_.recall <= 1) || !(options_.divergence >= 0))
-      return Status(Code::kInvalidArgument,
-                    "the recall is above 0 and at most 1, the KL divergence not below 0");
+    GANGLION_RETURN_IF_ERROR(calibration::check_recall(options_.recall));
+    if (!(options_.divergence >= 0))
+      return Status(Code::kInvalidArgument, "a KL divergence to keep is 0 or more");
     GANGLION_ASSIGN_OR_RETURN(source_, ModelSource::open({.model_path = options_.model_path,
                                                           .overrides = options_.overrides,
                                                           .isa = options_.isa,
                                                           .threads = options_.threads,
                                                           .allow_silu = sparsifies()}));
-    GANGLION_RETURN_IF_ERROR(format::check_output(
-        options_.output_path, {options_.model_path, options_.calibration_path, options_.text_path},
-        source_->files()));
+    GANGLION_RETURN_IF_ERROR(format::check_output(options_.output_path, {}, source_->files()));
     if (sparsifies() && source_->config().activation != model_config::FfnActivation::kSilu)
       return Status(Code::kInvalidArgument,
                     "this model's activations are sparse already: --sparsify is for SiLU");
@@ -487,8 +485,9 @@ class Packer {
     size_t high = 0;
     const bool predicts =
         std::any_of(layers_.begin(), layers_.end(), [](const auto& l) { return l.rank > 0; });
-    if (!predicts) report->least_divergence = chosen.divergence;
-    if (predicts && chosen.divergence > options_.divergence) {
+    if (!predicts) {
+      report->least_divergence = chosen.divergence;
+    } else if (chosen.divergence > options_.divergence) {
       GANGLION_ASSIGN_OR_RETURN(chosen, judge_level(kAll));
       report->least_divergence = chosen.divergence;
       const double allowed = std::max(options_.divergence, 1.5 * chosen.divergence);
@@ -538,6 +537,8 @@ class Packer {
 }  // namespace
 
 Result<PackReport> pack_model(const PackOptions& options, StageProgress progress, void* context) {
+  GANGLION_RETURN_IF_ERROR(format::check_output(
+      options.output_path, {options.model_path, options.calibration_path, options.text_path}));
   GANGLION_ASSIGN_OR_RETURN(const calibration::PlainCopy plain,
                             calibration::PlainCopy::make(options, progress, context));
   if (!plain.made()) return Packer(options, progress, context).run();

@@ -105,6 +105,9 @@ class Packs(Cli):
         for command in (("run", "-p", "the cat"), ("bench",), ("plan",), ("calibrate", "-o", out)):
             line = self.expect_refusal(ganglion(*command, "-m", source), 3, "powerinfer")
             self.assertIn("ganglion pack -m " + source, line)
+        before = self.contents("x.powerinfer.gguf")
+        self.expect_refusal(ganglion("pack", "-m", source, "-o", source, "--tokens", "600", "--rank", "32"), 2, "overwrite")
+        self.assertEqual(self.contents("x.powerinfer.gguf"), before)
         self.assertIn("of PowerInfer", ganglion("inspect", "-m", source).stdout)
         self.assertEqual(ganglion("verify", source).returncode, 0)
         text = {}
