@@ -426,6 +426,14 @@ void ForwardPass::activate(size_t rows, size_t width, size_t row_begin, const Fo
   });
 }
 
+// The gate up to which a neuron's activation is zero, whatever its up is.
+std::optional<float> ForwardPass::closed_gate() const {
+  using model_config::FfnActivation;
+  const FfnActivation activation = context_.config->activation;
+  if (activation != FfnActivation::kRelu && activation != FfnActivation::kDRelu) return std::nullopt;
+  return context_.config->ffn_threshold;
+}
+
 // Appends the products that fill rows [at, at + count) of `ffn` with gates and of `up` with ups.
 void ForwardPass::add_gate_up(const GateUp& from) {
   const size_t stride = buffers_->ffn.float_stride();
@@ -443,6 +451,7 @@ void ForwardPass::add_gate_up(const GateUp& from) {
     gate.matrix = &from.bundle->rows;
     gate.bundle = ungated ? nullptr : from.bundle;
     gate.up_out = up_out;
+    gate.closed_gate = closed_gate();
     gate.prefix = context_.bundles->prefix(from.set);
   } else if (from.bundle != nullptr) {
     gate.matrix = &from.bundle->gates;

@@ -138,6 +138,7 @@ class ForwardPass {
     size_t at = 0;
     size_t count = 0;
   };
+  std::optional<float> closed_gate() const;
   void add_gate_up(const GateUp& from);
   base::Status route(size_t rows, size_t layer);
   void read_routed(size_t rows, size_t layer);

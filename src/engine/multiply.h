@@ -3,6 +3,7 @@
 // result.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct Product {
   // Rows of bundles: `matrix` is BundleRef::rows and gives the gates; the ups go to `up_out` alike.
   const model::BundleRef* bundle = nullptr;
   float* up_out = nullptr;
+  // Of a bundle whose activation is zero for gates up to this: the ups of such gates are not needed, and 0.
+  std::optional<float> closed_gate = {};
   neuron_stream::BundleStream::Prefix prefix = {};  ///< The slice's first rows, which are in memory.
 };
 
@@ -64,6 +67,8 @@ class Multiplier {
   void add_block(const Product& product, neuron_store::BlockId block, const uint8_t* data);
   void add_rows(const Product& product, const uint8_t* data, size_t stride, uint32_t begin, uint32_t end);
   void compute(const Task& task) const;
+  void compute_open_ups(const kernels::MatmulArgs& ups, kernels::MatmulFn matmul, const float* gates,
+                        float closed_gate) const;
 
   const kernels::KernelTable& kernels_;
   platform::ThreadPool& threads_;
