@@ -64,16 +64,17 @@ Status ForwardPass::score(const Prediction& p, size_t rows, size_t layer, size_t
         GANGLION_RETURN_IF_ERROR(context_.stream->wait(id));
       const size_t count = context_.store->block(id).row_count;
       for (size_t i = 0; i < count; ++i) rank_rows[i] = data + i * row_bytes;
-      submit_beside(rows * tiles, 1, [&](size_t begin, size_t end) {
-        for (size_t task = begin; task < end; ++task) {
-          const size_t t = task / tiles;
-          const size_t at = first + task % tiles * Buffers::kNeuronTile;
-          add({.weights = p.low + (u * p.rows + t) * bundle.predict_low.rows + k,
-               .rows = rank_rows,
-               .count = count,
-               .begin = at,
-               .n = std::min(Buffers::kNeuronTile, neurons - at),
-               .out = p.scores + (u * p.rows + t) * neurons + at});
+      submit_beside(tiles, 1, [&](size_t begin, size_t end) {
+        for (size_t tile = begin; tile < end; ++tile) {
+          const size_t at = first + tile * Buffers::kNeuronTile;
+          for (size_t t = 0; t < rows; ++t) {  // While the tile's rows are in cache.
+            add({.weights = p.low + (u * p.rows + t) * bundle.predict_low.rows + k,
+                 .rows = rank_rows,
+                 .count = count,
+                 .begin = at,
+                 .n = std::min(Buffers::kNeuronTile, neurons - at),
+                 .out = p.scores + (u * p.rows + t) * neurons + at});
+          }
         }
       });
       context_.stream->unpin(id);
